@@ -1,0 +1,222 @@
+//! What an attention is: heads, dims, dtype, scale, mask.
+//!
+//! In: the model's numbers. Out: an [`AttentionConfig`] every later stage can rely on; [`AttentionConfig::validate`]
+//! refuses what no kernel does, naming the field, the value and what is supported.
+
+use kernels_gpu::abi::tile::ATTEND_HEAD_DIMS;
+
+/// Element type of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DType {
+    /// bfloat16.
+    Bf16,
+    /// IEEE binary16.
+    F16,
+    /// IEEE binary32: append sources and merges only.
+    F32,
+}
+
+impl DType {
+    /// Bytes of an element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            DType::Bf16 | DType::F16 => 2,
+            DType::F32 => 4,
+        }
+    }
+
+    /// The name used in kernel symbols and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::Bf16 => "bf16",
+            DType::F16 => "f16",
+            DType::F32 => "f32",
+        }
+    }
+}
+
+impl std::fmt::Display for DType {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// The attention of one layer, the same for every request of a batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct AttentionConfig {
+    /// Query heads; a multiple of `kv_heads`.
+    pub query_heads: u32,
+    /// KV heads.
+    pub kv_heads: u32,
+    /// Elements of a query, key, value and output row.
+    pub head_dim: u32,
+    /// Tokens of a page, 1 to 1024, any number.
+    pub page_size_tokens: u32,
+    /// Element type of queries, cache and outputs.
+    pub dtype: DType,
+    /// Multiplies the raw scores; `1 / sqrt(head_dim)` unless set.
+    pub softmax_scale: f32,
+    /// Whether query token `t` sees key `k` only where `k <= t + kv_len - query_len` (bottom-right). With one query
+    /// token a request it makes no difference.
+    pub causal: bool,
+}
+
+/// A configuration no kernel can run.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A count that must be positive is zero.
+    #[error("{field} is 0; it must be at least 1")]
+    Zero {
+        /// The field.
+        field: &'static str,
+    },
+    /// A field is past what the plan or kernels can hold.
+    #[error("{field} is {got}; supported is at most {supported}")]
+    TooLarge {
+        /// The field.
+        field: &'static str,
+        /// The value found.
+        got: u64,
+        /// The largest value supported.
+        supported: u64,
+    },
+    /// The query heads cannot be shared out to the KV heads.
+    #[error("query_heads is {query_heads}, which is not a multiple of kv_heads = {kv_heads}")]
+    HeadsNotDivisible {
+        /// Query heads.
+        query_heads: u32,
+        /// KV heads.
+        kv_heads: u32,
+    },
+    /// No kernel is built for this head dim.
+    #[error("head_dim is {got}; supported are {supported:?}")]
+    UnsupportedHeadDim {
+        /// The value found.
+        got: u32,
+        /// The values supported.
+        supported: &'static [u32],
+    },
+    /// No kernel is built for this dtype.
+    #[error("dtype is {got}; supported are bf16 and f16")]
+    UnsupportedDType {
+        /// The value found.
+        got: DType,
+    },
+    /// The scale is not a finite number.
+    #[error("softmax_scale is {got}; it must be finite")]
+    ScaleNotFinite {
+        /// The value found.
+        got: f32,
+    },
+}
+
+/// Query heads a KV head may serve.
+pub const MAX_GROUP: u32 = 128;
+/// Largest page.
+pub const MAX_PAGE_SIZE_TOKENS: u32 = 1024;
+/// KV heads a work item can name.
+pub const MAX_KV_HEADS: u32 = 65_535;
+
+impl AttentionConfig {
+    /// A causal bf16 attention with the usual scale.
+    pub fn new(query_heads: u32, kv_heads: u32, head_dim: u32, page_size_tokens: u32) -> AttentionConfig {
+        AttentionConfig {
+            query_heads,
+            kv_heads,
+            head_dim,
+            page_size_tokens,
+            dtype: DType::Bf16,
+            softmax_scale: 1.0 / (head_dim as f32).sqrt(),
+            causal: true,
+        }
+    }
+
+    /// The same with another dtype.
+    pub fn with_dtype(self, dtype: DType) -> AttentionConfig {
+        AttentionConfig { dtype, ..self }
+    }
+
+    /// The same with another scale.
+    pub fn with_softmax_scale(self, softmax_scale: f32) -> AttentionConfig {
+        AttentionConfig { softmax_scale, ..self }
+    }
+
+    /// The same with every key visible to every query token of its request.
+    pub fn non_causal(self) -> AttentionConfig {
+        AttentionConfig { causal: false, ..self }
+    }
+
+    /// Query heads that share a KV head.
+    pub fn group(&self) -> u32 {
+        self.query_heads / self.kv_heads
+    }
+
+    /// Refuses what no kernel does.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        for (field, value) in [
+            ("query_heads", self.query_heads),
+            ("kv_heads", self.kv_heads),
+            ("page_size_tokens", self.page_size_tokens),
+        ] {
+            if value == 0 {
+                return Err(ConfigError::Zero { field });
+            }
+        }
+        if self.query_heads % self.kv_heads != 0 {
+            return Err(ConfigError::HeadsNotDivisible { query_heads: self.query_heads, kv_heads: self.kv_heads });
+        }
+        for (field, got, supported) in [
+            ("kv_heads", self.kv_heads, MAX_KV_HEADS),
+            ("query_heads / kv_heads", self.group(), MAX_GROUP),
+            ("page_size_tokens", self.page_size_tokens, MAX_PAGE_SIZE_TOKENS),
+        ] {
+            if got > supported {
+                return Err(ConfigError::TooLarge { field, got: got as u64, supported: supported as u64 });
+            }
+        }
+        if !ATTEND_HEAD_DIMS.contains(&self.head_dim) {
+            return Err(ConfigError::UnsupportedHeadDim { got: self.head_dim, supported: &ATTEND_HEAD_DIMS });
+        }
+        if self.dtype == DType::F32 {
+            return Err(ConfigError::UnsupportedDType { got: self.dtype });
+        }
+        if !self.softmax_scale.is_finite() {
+            return Err(ConfigError::ScaleNotFinite { got: self.softmax_scale });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_name_the_field_and_the_value() {
+        let cases = [
+            (AttentionConfig::new(3, 2, 128, 16), "query_heads is 3, which is not a multiple of kv_heads = 2"),
+            (AttentionConfig::new(4, 0, 128, 16), "kv_heads is 0; it must be at least 1"),
+            (AttentionConfig::new(129, 1, 128, 16), "query_heads / kv_heads is 129; supported is at most 128"),
+            (
+                AttentionConfig::new(8, 8, 100, 16),
+                "head_dim is 100; supported are [64, 80, 96, 112, 128, 160, 192, 224, 256, 512]",
+            ),
+            (AttentionConfig::new(8, 8, 128, 1025), "page_size_tokens is 1025; supported is at most 1024"),
+            (AttentionConfig::new(8, 8, 128, 0), "page_size_tokens is 0; it must be at least 1"),
+            (AttentionConfig::new(8, 8, 128, 16).with_dtype(DType::F32), "dtype is f32; supported are bf16 and f16"),
+            (
+                AttentionConfig::new(8, 8, 128, 16).with_softmax_scale(f32::NAN),
+                "softmax_scale is NaN; it must be finite",
+            ),
+        ];
+        for (config, message) in cases {
+            assert_eq!(config.validate().unwrap_err().to_string(), message);
+        }
+        for (query_heads, kv_heads) in [(5, 1), (40, 8), (24, 4), (28, 4), (36, 3), (64, 4), (71, 71), (128, 1)] {
+            AttentionConfig::new(query_heads, kv_heads, 128, 16).validate().unwrap();
+        }
+    }
+}

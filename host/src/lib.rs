@@ -1,0 +1,2 @@
+//! LLM-serving attention: plan once, run per layer.
+pub mod config;

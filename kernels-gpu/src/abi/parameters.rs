@@ -1,0 +1,193 @@
+//! What a launch passes to a kernel: one `repr(C)` struct by value, addresses as `u64`, strides in bytes.
+//!
+//! Strides are signed 64-bit bytes, so any view the caller can describe is addressed without overflow.
+
+use super::divisor::Divisor;
+
+/// Where a paged cache's elements lie: byte strides of one of K and V.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct CacheView {
+    /// Address of page 0, token 0, head 0.
+    pub address: u64,
+    /// From a page to the next.
+    pub page_stride_bytes: i64,
+    /// From a token to the next in a page.
+    pub token_stride_bytes: i64,
+    /// From a KV head to the next.
+    pub head_stride_bytes: i64,
+}
+
+/// A matrix of head rows: `[tokens, heads, head_dim]` with free strides, the last dim contiguous.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct RowsView {
+    /// Address of token 0, head 0; 0 where the tensor is absent.
+    pub address: u64,
+    /// From a token to the next.
+    pub token_stride_bytes: i64,
+    /// From a head to the next.
+    pub head_stride_bytes: i64,
+}
+
+/// The attend kernel's parameters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct AttendParameters {
+    /// `queue_begin` of the plan image.
+    pub queue_begin: u64,
+    /// The plan image's work items.
+    pub items: u64,
+    /// Page ids, `u32`.
+    pub page_indices: u64,
+    /// `[states, head_dim]` f32 partial outputs.
+    pub partial_out: u64,
+    /// `[states]` f32 partial LSE, base 2.
+    pub partial_lse: u64,
+    /// Queries.
+    pub q: RowsView,
+    /// Outputs.
+    pub out: RowsView,
+    /// LSE, f32, in bytes like the others; address 0 where the caller wants none.
+    pub lse: RowsView,
+    /// Keys.
+    pub k: CacheView,
+    /// Values.
+    pub v: CacheView,
+    /// Tokens of a page.
+    pub page_size: Divisor,
+    /// Query heads that share a KV head.
+    pub group: Divisor,
+    /// 1 if key `k` is visible to query `t` only where `k <= t + kv_len - query_len`; 0 if all keys are.
+    pub causal: u32,
+    /// Multiplies an LSE in base 2 on its way out: 1, or ln 2 for natural logarithms.
+    pub lse_scale: f32,
+}
+
+/// The planned merge's parameters: folds the plan's [`MergeRow`](super::plan::MergeRow)s.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct MergeParameters {
+    /// `merge_rows` of the plan header: how many rows there are, read on the device so that a captured graph
+    /// follows a refreshed plan.
+    pub row_count: u64,
+    /// The plan image's merge rows.
+    pub rows: u64,
+    /// `[states, head_dim]` f32 partial outputs.
+    pub partial_out: u64,
+    /// `[states]` f32 partial LSE, base 2.
+    pub partial_lse: u64,
+    /// Outputs.
+    pub out: RowsView,
+    /// LSE; address 0 where the caller wants none.
+    pub lse: RowsView,
+    /// Elements of a row.
+    pub head_dim: u32,
+    /// Multiplies an LSE in base 2 on its way out.
+    pub lse_scale: f32,
+}
+
+/// Parameters of the public merges of attention states.
+///
+/// State `s` of output row `(token, head)` lies at `values + state * state_stride + token * token_stride + head *
+/// head_stride`, where states run from 0 to `states`, or, with `state_begin` set, the states of token `t` are rows
+/// `state_begin[t] .. state_begin[t + 1]` of `[total, heads, head_dim]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct MergeStatesParameters {
+    /// Partial outputs.
+    pub values: RowsView,
+    /// Their LSE, f32.
+    pub lse: RowsView,
+    /// From a state to the next in `values`.
+    pub state_stride_bytes: i64,
+    /// From a state to the next in `lse`.
+    pub lse_state_stride_bytes: i64,
+    /// `[tokens + 1]` u32, or 0 for `states` states each.
+    pub state_begin: u64,
+    /// `[tokens]` u8: rows with 0 keep state 0; or 0 for no mask.
+    pub mask: u64,
+    /// Outputs.
+    pub out: RowsView,
+    /// Their LSE; address 0 where the caller wants none.
+    pub out_lse: RowsView,
+    /// Output tokens.
+    pub tokens: u32,
+    /// States of each token where `state_begin` is 0.
+    pub states: u32,
+    /// Heads.
+    pub heads: Divisor,
+    /// Elements of a row.
+    pub head_dim: u32,
+    /// Multiplies an incoming LSE: 1 for base 2, log2(e) for natural logarithms.
+    pub lse_in_scale: f32,
+    /// Multiplies an outgoing LSE: 1 for base 2, ln 2 for natural logarithms.
+    pub lse_out_scale: f32,
+}
+
+/// The append kernel's parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct AppendParameters {
+    /// New keys, `[tokens, kv_heads, head_dim]`.
+    pub new_k: RowsView,
+    /// New values.
+    pub new_v: RowsView,
+    /// Key cache.
+    pub k: CacheView,
+    /// Value cache.
+    pub v: CacheView,
+    /// `[tokens]` i64 slots (page * page_size + offset; negative: skip), or 0 to use the next three.
+    pub slots: u64,
+    /// `[tokens]` i32 request of each token; negative: skip.
+    pub requests: u64,
+    /// `[tokens]` i32 position of each token in its request; negative: skip.
+    pub positions: u64,
+    /// `[requests + 1]` u32 first page of each request in `page_indices`.
+    pub page_begin: u64,
+    /// Page ids, `u32`.
+    pub page_indices: u64,
+    /// New tokens.
+    pub tokens: u32,
+    /// KV heads.
+    pub kv_heads: u32,
+    /// 16-byte pieces of a cache row: `head_dim / 8`.
+    pub chunks: Divisor,
+    /// Tokens of a page.
+    pub page_size: Divisor,
+}
+
+/// Parameters of the kernel that spells out (request, position) of each new token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct PositionsParameters {
+    /// `[requests + 1]` u32 first new token of each request.
+    pub append_begin: u64,
+    /// `[requests]` u32 tokens of each request after the append.
+    pub kv_lens: u64,
+    /// `[tokens]` i32 out: the request; -1 past the last token.
+    pub requests: u64,
+    /// `[tokens]` i32 out: the position; -1 past the last token.
+    pub positions: u64,
+    /// Requests in the batch.
+    pub request_count: u32,
+    /// Room in the two outputs.
+    pub tokens: u32,
+}
+
+const _: () = {
+    assert!(size_of::<CacheView>() == 32);
+    assert!(size_of::<RowsView>() == 24);
+    assert!(size_of::<AttendParameters>() == 5 * 8 + 3 * 24 + 2 * 32 + 2 * 12 + 8);
+    assert!(size_of::<MergeParameters>() == 4 * 8 + 2 * 24 + 8);
+    assert!(size_of::<MergeStatesParameters>() == 4 * 24 + 4 * 8 + 8 + 12 + 12);
+    assert!(size_of::<AppendParameters>() == 2 * 24 + 2 * 32 + 5 * 8 + 8 + 24);
+    assert!(size_of::<PositionsParameters>() == 40);
+};

@@ -1,0 +1,21 @@
+//! oxattn's device code, in the order the data moves.
+//!
+//! [`abi`] is what host and device both see: the plan image, the kernels' parameters and their manifest. The
+//! kernels follow: `attend` walks a queue of work items and writes outputs or partial states, `merge` folds
+//! partial states, `append` writes the cache. The crate compiles to PTX with the nightly compiler (`cargo xtask
+//! ptx`) and, with the feature `emulator`, to ordinary host code that runs under [`simt`]'s emulator.
+#![cfg_attr(
+    target_arch = "nvptx64",
+    no_std,
+    feature(abi_ptx, asm_experimental_arch, stdarch_nvptx),
+    allow(improper_ctypes_definitions)
+)]
+
+pub mod abi;
+
+#[cfg(target_arch = "nvptx64")]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo) -> ! {
+    // SAFETY: ends the kernel.
+    unsafe { core::arch::nvptx::trap() }
+}

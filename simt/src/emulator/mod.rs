@@ -1,0 +1,1 @@
+//! The face's CPU body.

@@ -1,0 +1,53 @@
+//! The GPU's vocabulary, written once and given two bodies.
+//!
+//! A kernel is an ordinary generic `unsafe fn` that speaks only the functions of this crate: thread and block
+//! ids, warp shuffles and votes, barriers, shared and global pointers, asynchronous copies, `ldmatrix`, `mma`,
+//! atomics and fast math. Compiled for `nvptx64-nvidia-cuda` each function is the PTX instruction it is named
+//! after ([`ptx`](self)); on any other target the same call runs inside the emulator of a thread block, which
+//! reports what hardware would let pass in silence (feature `emulator`).
+//!
+//! The face (the modules below) holds names, signatures and documentation; the bodies hold no documentation of
+//! their own. Names follow `cuda_std` where it has one.
+//!
+//! # Convergence
+//!
+//! `asm!` is not *convergent*: LLVM may copy or sink it across a divergent branch. So every collective goes
+//! through a convergent LLVM intrinsic, and `mma`, which has none, is a volatile `asm!` that stands in the same
+//! basic block as one. `xtask ptx` audits the result.
+#![cfg_attr(
+    target_arch = "nvptx64",
+    no_std,
+    feature(abi_ptx, abi_unadjusted, asm_experimental_arch, link_llvm_intrinsics, stdarch_nvptx),
+    allow(internal_features)
+)]
+
+pub mod number;
+
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+mod face {
+    pub mod asynchronous;
+    pub mod atomic;
+    pub mod block;
+    pub mod global;
+    pub mod grid;
+    pub mod math;
+    pub mod shared;
+    pub mod tensor;
+    pub mod thread;
+    pub mod warp;
+}
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+pub use face::*;
+
+#[cfg(all(not(target_arch = "nvptx64"), feature = "emulator"))]
+pub mod emulator;
+#[cfg(target_arch = "nvptx64")]
+mod ptx;
+
+#[cfg(all(not(target_arch = "nvptx64"), feature = "emulator"))]
+use emulator::body;
+#[cfg(target_arch = "nvptx64")]
+use ptx as body;
+
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+pub use body::Word;
