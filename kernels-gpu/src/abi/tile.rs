@@ -34,6 +34,15 @@ pub const ATTEND_TILE_ROWS: u32 = 16;
 /// Head dims the attend kernel is built for.
 pub const ATTEND_HEAD_DIMS: [u32; 10] = [64, 80, 96, 112, 128, 160, 192, 224, 256, 512];
 
+/// Threads of a merge block: four warps share a row's states.
+pub const MERGE_THREADS: u32 = 128;
+/// Shared memory of a merge block: each warp's accumulator of up to 512 columns, and its sum.
+pub const MERGE_SHARED_BYTES: u32 = MERGE_THREADS / 32 * (512 + 1) * 4;
+/// Threads of an append block.
+pub const APPEND_THREADS: u32 = 256;
+/// 16-byte pieces of K and of V an append thread copies, their loads in flight together.
+pub const APPEND_PIECES: u32 = 4;
+
 impl AttendTile {
     /// The row of the table, or `None` where no kernel is built.
     pub const fn new(head_dim: u32, family: Family) -> Option<AttendTile> {
