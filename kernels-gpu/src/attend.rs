@@ -68,7 +68,7 @@ pub unsafe fn attend<
         loader.begin(&p, room);
 
         let mut item = item_begin;
-        let mut stage = 0;
+        let (mut stage, mut slot) = (0, 0);
         while item < item_end {
             let work = Work::read(&p, item);
             let limits = work.limits(&p, row);
@@ -87,11 +87,10 @@ pub unsafe fn attend<
                 sync_threads();
                 let page = loader.step(&p, room);
 
-                if token == work.kv_begin {
-                    let tile = room.queries(stage);
-                    unroll::<QUERY_STEPS>(|k| {
-                        queries[k] = load_matrix_x4(tile.chunk(lane % 16, 2 * k as u32 + lane / 16))
-                    });
+                // Wide heads leave no registers for the queries; their fragments are read again for every tile.
+                let query = |k: usize| load_matrix_x4(room.queries(slot).chunk(lane % 16, 2 * k as u32 + lane / 16));
+                if Shape::<HEAD_DIM, HOPPER>::RESIDENT_QUERIES && token == work.kv_begin {
+                    unroll::<QUERY_STEPS>(|k| queries[k] = query(k));
                 }
 
                 // S = Q K^T for this warp's 16 keys: columns 0..8 and 8..16.
@@ -100,8 +99,9 @@ pub unsafe fn attend<
                 let key_row = kv_warp * 16 + lane % 8 + 8 * (lane / 16);
                 unroll::<QUERY_STEPS>(|k| {
                     let b = load_matrix_x4(keys.chunk(key_row, 2 * k as u32 + lane / 8 % 2));
-                    E::multiply_accumulate(&mut scores[0], queries[k], [b[0], b[1]]);
-                    E::multiply_accumulate(&mut scores[1], queries[k], [b[2], b[3]]);
+                    let a = if Shape::<HEAD_DIM, HOPPER>::RESIDENT_QUERIES { queries[k] } else { query(k) };
+                    E::multiply_accumulate(&mut scores[0], a, [b[0], b[1]]);
+                    E::multiply_accumulate(&mut scores[1], a, [b[2], b[3]]);
                 });
 
                 let key = token + kv_warp * 16 + 2 * quad;
@@ -147,7 +147,7 @@ pub unsafe fn attend<
 
                 loader.publish(&p, room, page);
                 let consumed = stage;
-                stage = if stage + 1 == shape.stages { 0 } else { stage + 1 };
+                stage = next::<HEAD_DIM, HOPPER>(stage);
                 token += shape.tile_tokens();
                 if token >= work.kv_end {
                     softmax.finish();
@@ -173,8 +173,15 @@ pub unsafe fn attend<
                 }
             }
             item += 1;
+            slot = next::<HEAD_DIM, HOPPER>(slot);
         }
     }
+}
+
+/// The next place in a ring of `stages` places.
+#[inline(always)]
+fn next<const HEAD_DIM: u32, const HOPPER: bool>(place: u32) -> u32 {
+    if place + 1 == Shape::<HEAD_DIM, HOPPER>::TILE.stages { 0 } else { place + 1 }
 }
 
 #[inline(always)]
@@ -192,6 +199,8 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Shape<HEAD_DIM, HOPPER> {
     };
     /// 16-byte pieces of a row.
     const CHUNKS: u32 = HEAD_DIM / 8;
+    /// Whether a warp keeps the query fragments in registers: 64 registers at 256 columns.
+    const RESIDENT_QUERIES: bool = HEAD_DIM <= 256;
     /// Rounds in which the block's threads copy a tile of K (and of V), a piece each.
     const ROUNDS: usize = (Self::TILE.tile_tokens() * Self::CHUNKS / Self::TILE.threads()) as usize;
 
@@ -205,7 +214,8 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Shape<HEAD_DIM, HOPPER> {
     }
 }
 
-/// The block's shared memory: stages of (keys, values, queries), two buffers of row addresses, the warps' states.
+/// The block's shared memory: stages of keys and values, as many slots of query rows, two buffers of row addresses,
+/// the warps' states. Slots turn with the items, so an item's query rows stay while it runs.
 #[derive(Clone, Copy)]
 struct Room<const HEAD_DIM: u32, const HOPPER: bool> {
     base: Shared<u8>,
@@ -235,19 +245,20 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Room<HEAD_DIM, HOPPER> {
     }
 
     #[inline(always)]
-    fn queries(self, stage: u32) -> SharedTile<HEAD_DIM> {
-        SharedTile::new(self.stage(stage).add_bytes(2 * Self::TILE.tile_tokens() * Self::TILE.row_bytes()))
+    fn queries(self, slot: u32) -> SharedTile<HEAD_DIM> {
+        SharedTile::new(self.stage(Self::TILE.stages).add_bytes(slot * ATTEND_TILE_ROWS * Self::TILE.row_bytes()))
     }
 
     /// Where row `row` of the tile of parity `parity` is in global memory: K's address, then V's.
     #[inline(always)]
     fn row_address(self, parity: u32, row: u32) -> Shared<[u32; 4]> {
-        self.stage(Self::TILE.stages).cast().add(parity * Self::TILE.tile_tokens() + row)
+        let start = self.base.add_bytes(Self::TILE.addresses_offset_bytes());
+        start.cast().add(parity * Self::TILE.tile_tokens() + row)
     }
 
     #[inline(always)]
     fn fold(self, stage: u32) -> Fold<HEAD_DIM, HOPPER> {
-        let states = self.stage(Self::TILE.stages).add_bytes(2 * 16 * Self::TILE.tile_tokens());
+        let states = self.base.add_bytes(Self::TILE.states_offset_bytes());
         Fold { outputs: self.stage(stage).cast(), states: states.cast() }
     }
 }
@@ -267,6 +278,7 @@ struct Loader<const HEAD_DIM: u32, const HOPPER: bool> {
     ready: Work,
     ready_first: bool,
     stage: u32,
+    slot: u32,
     parity: u32,
 }
 
@@ -280,7 +292,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
         let work = if item < item_end { unsafe { Work::read(p, item) } } else { Work::none() };
         let token = work.kv_begin;
         let (ready, ready_rows, ready_first) = (work, 0, false);
-        Loader { item, item_end, work, token, ready_rows, ready, ready_first, stage: 0, parity: 0 }
+        Loader { item, item_end, work, token, ready_rows, ready, ready_first, stage: 0, slot: 0, parity: 0 }
     }
 
     /// Fills the pipeline: the first `STAGES - 1` tiles on their way, the next one's addresses ready after a barrier.
@@ -310,6 +322,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
             if self.ready_rows != u32::MAX {
                 if self.ready_first {
                     self.copy_queries(p, room);
+                    self.slot = next::<HEAD_DIM, HOPPER>(self.slot);
                 }
                 let (keys, values) = (room.keys(self.stage), room.values(self.stage));
                 unroll::<64>(|round| {
@@ -323,7 +336,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
                         copy_async_16(values.chunk(row, chunk), address(v_low, v_high).add(16 * chunk as u64), bytes);
                     }
                 });
-                self.stage = if self.stage + 1 == Self::TILE.stages { 0 } else { self.stage + 1 };
+                self.stage = next::<HEAD_DIM, HOPPER>(self.stage);
             }
             commit_async_copies();
             self.look_up(p)
@@ -389,14 +402,15 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     unsafe fn copy_queries(&self, p: &AttendParameters, room: Room<HEAD_DIM, HOPPER>) {
-        let tile = room.queries(self.stage);
+        let tile = room.queries(self.slot);
         let mut index = thread::thread_idx_x();
         while index < ATTEND_TILE_ROWS * Shape::<HEAD_DIM, HOPPER>::CHUNKS {
             let row = index / Shape::<HEAD_DIM, HOPPER>::CHUNKS;
             let chunk = index % Shape::<HEAD_DIM, HOPPER>::CHUNKS;
             let valid = row < self.ready.rows;
             let source = self.ready.row(&p.q, p.group, if valid { row } else { 0 }).add(16 * chunk as u64);
-            // SAFETY: a live query row, by the kernel's contract; the stage was consumed before the last barrier.
+            // SAFETY: a live query row, by the kernel's contract; `STAGES - 1` tiles ahead is at most as many items ahead, so the
+            // slot's item is done.
             unsafe { copy_async_16(tile.chunk(row, chunk), source, if valid { 16 } else { 0 }) };
             index += Self::TILE.threads();
         }
@@ -506,7 +520,7 @@ impl Work {
 /// The warps' states of an item, in shared memory, on their way to one.
 #[derive(Clone, Copy)]
 struct Fold<const HEAD_DIM: u32, const HOPPER: bool> {
-    /// `[kv_warps][16][HEAD_DIM + 8]`: 8 more, so that the rows a warp stores together fall into different banks.
+    /// `[kv_warps][16][HEAD_DIM]`.
     outputs: Shared<f32>,
     /// `[kv_warps][16]` pairs of maximum and sum.
     states: Shared<[f32; 2]>,
@@ -520,9 +534,12 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Fold<HEAD_DIM, HOPPER> {
         self.states.add(kv_warp * ATTEND_TILE_ROWS + row)
     }
 
+    /// Two columns of a row (four, where `column` is a multiple of 4). Rows of a multiple of 32 columns start in the
+    /// same bank, so there groups of 8 columns trade places by row: a warp's stores then touch every bank once.
     #[inline(always)]
     fn pair(self, kv_warp: u32, row: u32, column: u32) -> Shared<[f32; 2]> {
-        self.outputs.add((kv_warp * ATTEND_TILE_ROWS + row) * (HEAD_DIM + 8) + column).cast()
+        let column = if HEAD_DIM.is_multiple_of(32) { column ^ 8 * (row & 3) } else { column };
+        self.outputs.add((kv_warp * ATTEND_TILE_ROWS + row) * HEAD_DIM + column).cast()
     }
 
     /// Folds the warps' states in order and writes the rows' outputs, or their partial states.

@@ -80,15 +80,24 @@ impl AttendTile {
         if row % 128 == 0 { row } else { row + 16 }
     }
 
-    /// Shared memory of a stage: a tile of K, one of V, and the query rows of an item that begins there.
+    /// Shared memory of a stage: a tile of K and one of V. At the end of an item it holds the warps' f32 outputs.
     pub const fn stage_bytes(self) -> u32 {
-        (2 * self.tile_tokens() + ATTEND_TILE_ROWS) * self.row_bytes()
+        2 * self.tile_tokens() * self.row_bytes()
     }
 
-    /// Shared memory of a block: the stages, then two sets of row offsets (K and V, 8 bytes each), then the
-    /// warps' running maxima and sums.
+    /// Where the row addresses start: after the stages and as many slots of query rows.
+    pub const fn addresses_offset_bytes(self) -> u32 {
+        self.stages * (self.stage_bytes() + ATTEND_TILE_ROWS * self.row_bytes())
+    }
+
+    /// Where the warps' running maxima and sums start: after two buffers of 16-byte row addresses.
+    pub const fn states_offset_bytes(self) -> u32 {
+        self.addresses_offset_bytes() + 2 * 16 * self.tile_tokens()
+    }
+
+    /// Shared memory of a block.
     pub const fn shared_bytes(self) -> u32 {
-        self.stages * self.stage_bytes() + 2 * 16 * self.tile_tokens() + 8 * ATTEND_TILE_ROWS * self.kv_warps
+        self.states_offset_bytes() + 8 * ATTEND_TILE_ROWS * self.kv_warps
     }
 }
 
