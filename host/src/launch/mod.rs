@@ -1,0 +1,3 @@
+//! From a plan to running kernels: [`bundle`] holds their code.
+
+pub mod bundle;
