@@ -199,8 +199,9 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Shape<HEAD_DIM, HOPPER> {
     };
     /// 16-byte pieces of a row.
     const CHUNKS: u32 = HEAD_DIM / 8;
-    /// Whether a warp keeps the query fragments in registers: 64 registers at 256 columns.
-    const RESIDENT_QUERIES: bool = HEAD_DIM <= 256;
+    /// Whether a warp keeps the query fragments in registers: 64 registers at 256 columns, which fit
+    /// beside the rest only with the wider block of Hopper's tile.
+    const RESIDENT_QUERIES: bool = HEAD_DIM <= if HOPPER { 256 } else { 224 };
     /// Rounds in which the block's threads copy a tile of K (and of V), a piece each.
     const ROUNDS: usize = (Self::TILE.tile_tokens() * Self::CHUNKS / Self::TILE.threads()) as usize;
 
