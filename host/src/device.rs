@@ -95,17 +95,12 @@ impl Device {
             // Four queues a thread even out threads of different speed. Tiles as on Hopper, so that a plan drawn
             // without a GPU shows the cuts a GPU would get.
             #[cfg(feature = "cpu")]
-            Executor::Cpu => Target {
-                queues: 4 * rayon::current_num_threads() as u32,
-                tile_tokens: tile(head_dim, Family::Sm90a).tile_tokens(),
-            },
+            Executor::Cpu => {
+                Target::new(4 * rayon::current_num_threads() as u32, tile(head_dim, Family::Sm90a).tile_tokens())
+            }
             #[cfg(feature = "cuda")]
             Executor::Cuda(cuda) => {
-                let tile = tile(head_dim, cuda.family());
-                Target {
-                    queues: tile.blocks_per_multiprocessor * cuda.properties().multiprocessors,
-                    tile_tokens: tile.tile_tokens(),
-                }
+                Target::for_tile(cuda.properties().multiprocessors, tile(head_dim, cuda.family()))
             }
         }
     }

@@ -21,9 +21,10 @@ pub mod tensor;
 pub mod workspace;
 
 pub use attention::{Attention, Planned, Run, Workspace};
-pub use config::{AttentionConfig, DType};
+pub use config::{AttentionConfig, ConfigError, DType};
 pub use device::{Buffer, Device, Stream};
 pub use error::Error;
-pub use page_table::{PageTable, QueryLengths};
-pub use plan::{Limits, Plan, Planner, SplitMode};
-pub use tensor::{Layout, Lse2, LseE, PageIndices, PagedCache, Rows};
+pub use page_table::{Indices, PageTable, PageTableError, QueryLengths};
+pub use plan::{Balance, Explain, Limits, Plan, PlanError, Planner, SplitMode, Target};
+pub use tensor::{ArgumentError, Layout, Lse2, LseE, PageIndices, PagedCache, Rows};
+pub use workspace::{WorkspaceError, WorkspaceLayout};

@@ -62,6 +62,14 @@ pub enum DriverError {
         /// What there is.
         available_bytes: u32,
     },
+    /// The bundle has no such kernel.
+    #[error("the kernel bundle has no {symbol} for {family}")]
+    NoSuchKernel {
+        /// The kernel.
+        symbol: String,
+        /// The family looked for.
+        family: &'static str,
+    },
     /// Any other failing call.
     #[error("{call} failed: {name} ({code})")]
     Call {

@@ -18,6 +18,9 @@ pub mod bundle;
 
 use bundle::Bundle;
 
+/// The kernels that ship with the crate.
+const EMBEDDED: &[u8] = include_bytes!("../../bundle/kernels.bundle");
+
 /// Addresses whose owner was asked for already.
 const KNOWN_ADDRESSES: usize = 64;
 
@@ -48,7 +51,7 @@ impl Cuda {
             context,
             properties,
             family,
-            bundle: Bundle::embedded()?,
+            bundle: Bundle::parse(EMBEDDED)?,
             functions: Mutex::default(),
             known: [const { AtomicU64::new(0) }; KNOWN_ADDRESSES],
             next_known: AtomicUsize::new(0),
@@ -81,7 +84,10 @@ impl Cuda {
         if let Some(function) = functions.get(symbol) {
             return Ok(*function);
         }
-        let record = self.bundle.kernel(symbol, self.family)?;
+        let record = self.bundle.kernel(symbol, self.family).ok_or_else(|| DriverError::NoSuchKernel {
+            symbol: symbol.to_owned(),
+            family: self.family.name(),
+        })?;
         let (threads, shared_bytes) = (record.launch.threads, record.launch.shared_bytes);
         if shared_bytes > self.properties.shared_bytes_per_block {
             return Err(DriverError::SharedMemory {
@@ -91,7 +97,9 @@ impl Cuda {
             }
             .into());
         }
-        let image = self.bundle.image(record)?;
+        let mut image = self.bundle.image(record)?;
+        // The driver reads PTX up to a zero byte.
+        image.push(0);
         self.context.bind()?;
         let function = Function::load(&image, symbol, threads, shared_bytes)?;
         functions.insert(symbol.to_owned(), function);
@@ -163,7 +171,7 @@ impl Cuda {
 
     /// Every kernel the bundle holds for this device, by symbol.
     pub fn kernels(&self) -> impl Iterator<Item = &str> {
-        self.bundle.kernels().filter(|record| record.family == self.family).map(|record| record.symbol.as_str())
+        self.bundle.manifest().kernels.iter().filter(|record| record.family == self.family).map(|record| record.symbol.as_str())
     }
 }
 
