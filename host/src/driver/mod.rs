@@ -513,10 +513,7 @@ pub enum Owner {
 pub fn owner(address: u64) -> Result<Owner, DriverError> {
     use sys::CUpointer_attribute_enum as Attribute;
     let (mut kind, mut ordinal) = (0u32, -1i32);
-    let mut attributes = [
-        Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-        Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-    ];
+    let mut attributes = [Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL];
     let mut values = [(&raw mut kind).cast::<c_void>(), (&raw mut ordinal).cast::<c_void>()];
     call!(cuPointerGetAttributes(2, attributes.as_mut_ptr(), values.as_mut_ptr(), address))?;
     Ok(match (kind, ordinal) {

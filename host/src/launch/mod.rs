@@ -84,10 +84,10 @@ impl Cuda {
         if let Some(function) = functions.get(symbol) {
             return Ok(*function);
         }
-        let record = self.bundle.kernel(symbol, self.family).ok_or_else(|| DriverError::NoSuchKernel {
-            symbol: symbol.to_owned(),
-            family: self.family.name(),
-        })?;
+        let record = self
+            .bundle
+            .kernel(symbol, self.family)
+            .ok_or_else(|| DriverError::NoSuchKernel { symbol: symbol.to_owned(), family: self.family.name() })?;
         let (threads, shared_bytes) = (record.launch.threads, record.launch.shared_bytes);
         if shared_bytes > self.properties.shared_bytes_per_block {
             return Err(DriverError::SharedMemory {
@@ -136,10 +136,8 @@ impl Cuda {
         second: &Q,
     ) -> Result<(), Error> {
         self.context.bind()?;
-        let mut pointers = [
-            (&raw const *first).cast_mut().cast::<c_void>(),
-            (&raw const *second).cast_mut().cast::<c_void>(),
-        ];
+        let mut pointers =
+            [(&raw const *first).cast_mut().cast::<c_void>(), (&raw const *second).cast_mut().cast::<c_void>()];
         // SAFETY: the caller's contract is this function's own.
         Ok(unsafe { function.launch(stream, blocks, self.overlap(), &mut pointers) }?)
     }
@@ -164,14 +162,21 @@ impl Cuda {
                 Ok(Owner::Host) => "pinned host memory".to_owned(),
                 Ok(Owner::Unknown) | Err(_) => "not memory the CUDA driver knows".to_owned(),
             };
-            return Err(ArgumentError::ForeignMemory { tensor, address, found, wanted: format!("cuda:{ordinal}") }.into());
+            return Err(
+                ArgumentError::ForeignMemory { tensor, address, found, wanted: format!("cuda:{ordinal}") }.into()
+            );
         }
         Ok(())
     }
 
     /// Every kernel the bundle holds for this device, by symbol.
     pub fn kernels(&self) -> impl Iterator<Item = &str> {
-        self.bundle.manifest().kernels.iter().filter(|record| record.family == self.family).map(|record| record.symbol.as_str())
+        self.bundle
+            .manifest()
+            .kernels
+            .iter()
+            .filter(|record| record.family == self.family)
+            .map(|record| record.symbol.as_str())
     }
 }
 
