@@ -403,6 +403,14 @@ impl Stream {
         call!(cuMemcpyHtoDAsync_v2(destination, source.as_ptr().cast(), source.len(), self.handle()))
     }
 
+    /// Copies between two places of device memory.
+    ///
+    /// # Safety
+    /// Both ranges are live and do not overlap.
+    pub unsafe fn copy(self, destination: u64, source: u64, bytes: usize) -> Result<(), DriverError> {
+        call!(cuMemcpyDtoDAsync_v2(destination, source, bytes, self.handle()))
+    }
+
     /// Starts recording the stream's work into a graph.
     pub fn begin_capture(self) -> Result<(), DriverError> {
         use sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as MODE;

@@ -8,7 +8,8 @@ use std::ffi::c_void;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use kernels_gpu::abi::tile::Family;
+use kernels_gpu::abi::parameters::StreamParameters;
+use kernels_gpu::abi::tile::{Family, STREAM_GROUP_PIECES};
 
 use crate::driver::{self, Context, DeviceProperties, DriverError, Function, Owner, Stream};
 use crate::tensor::ArgumentError;
@@ -140,6 +141,26 @@ impl Cuda {
             [(&raw const *first).cast_mut().cast::<c_void>(), (&raw const *second).cast_mut().cast::<c_void>()];
         // SAFETY: the caller's contract is this function's own.
         Ok(unsafe { function.launch(stream, blocks, self.overlap(), &mut pointers) }?)
+    }
+
+    /// Reads (or, with `destination`, copies) `bytes` bytes with the plain stream kernels: the ceilings that the GPU
+    /// suite compares with. `bytes` is a multiple of 64 KiB.
+    ///
+    /// # Safety
+    /// Both ranges are live memory of this device.
+    pub unsafe fn stream(
+        &self,
+        source: u64,
+        destination: Option<u64>,
+        bytes: u64,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let function = self.function(if destination.is_some() { "stream_copy" } else { "stream_read" })?;
+        let pieces = bytes / 16;
+        let parameters = StreamParameters { source, destination: destination.unwrap_or(source), pieces };
+        let groups = pieces.div_ceil(STREAM_GROUP_PIECES as u64);
+        // SAFETY: the caller's contract; whole groups, by the multiple.
+        unsafe { self.launch(&function, stream, groups.min(1 << 20) as u32, &parameters) }
     }
 
     /// Refuses addresses that are not this device's memory. Each address is asked for once.
