@@ -1,2 +1,4 @@
-//! stub
+//! oxattn's command line.
+mod serve;
+mod trace;
 fn main() {}
