@@ -1,0 +1,283 @@
+//! Attention of a plan's work items.
+//!
+//! In: items of the plan image, queries, and the paged cache. Out: rows of `out` and `lse` where an item holds all
+//! of a row's keys, else partial states: `sum(p v) / sum(p)` and `max + log2(sum(p))`, or (0, -inf) for none.
+//!
+//! Each item takes its keys in blocks of [`BLOCK_KEYS`]: the block's keys and values become f32 once and serve all
+//! rows of the tile, by the online softmax in base 2 (Milakov and Gimelshein 2018; Dao et al. 2022, algorithm 1).
+
+use super::memory::{cache_address, load_row, read, row_address, store_row, write};
+use crate::config::DType;
+use kernels_gpu::abi::parameters::{AttendParameters, CacheView};
+use kernels_gpu::abi::plan::{DIRECT, PlanHeader, WorkItem};
+use rayon::prelude::*;
+use std::cell::RefCell;
+
+/// Keys whose f32 copies are held at once: K and V of head dim 128 are 32 KiB, the first-level cache.
+const BLOCK_KEYS: usize = 32;
+/// f32 sums a loop keeps side by side; every head dim is a multiple.
+const LANES: usize = 16;
+
+/// Runs the items of all queues.
+///
+/// `softmax_scale` multiplies raw scores (natural logarithms); `dtype` is that of queries, cache and outputs;
+/// `head_dim` is a multiple of 16.
+///
+/// # Safety
+/// `parameters` and `header` describe live memory as [the module](super) says.
+pub unsafe fn attend(
+    parameters: &AttendParameters,
+    header: &PlanHeader,
+    head_dim: u32,
+    dtype: DType,
+    softmax_scale: f32,
+) {
+    let launch =
+        Launch { parameters, head_dim: head_dim as usize, dtype, scale_log2: softmax_scale * std::f32::consts::LOG2_E };
+    // SAFETY: the caller's. The queues lie end to end, so their items are one range.
+    let (first, end) = unsafe {
+        (read::<u32>(parameters.queue_begin, 0), read::<u32>(parameters.queue_begin, header.queues as usize))
+    };
+    let run = attend_item_for_this_host();
+    (first..end).into_par_iter().for_each(|index| {
+        SCRATCH.with_borrow_mut(|scratch| {
+            // SAFETY: the caller's; items write different rows.
+            unsafe { run(&launch, &read(parameters.items, index as usize), scratch) }
+        })
+    });
+}
+
+struct Launch<'a> {
+    parameters: &'a AttendParameters,
+    head_dim: usize,
+    dtype: DType,
+    scale_log2: f32,
+}
+
+/// A packed row of the tile on its way through the keys.
+#[derive(Clone, Copy)]
+struct Row {
+    token: u32,
+    head: u32,
+    /// One past the last key it sees.
+    visible_end: u32,
+    max: f32,
+    sum: f32,
+}
+
+/// A thread's buffers: f32 rows of `head_dim`.
+#[derive(Default)]
+struct Scratch {
+    rows: Vec<Row>,
+    q: Vec<f32>,
+    out: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// # Safety
+/// As [`attend`]'s.
+#[inline(always)]
+unsafe fn attend_item<const FUSED: bool>(launch: &Launch, item: &WorkItem, scratch: &mut Scratch) {
+    let (parameters, head_dim) = (launch.parameters, launch.head_dim);
+    // SAFETY: the caller's.
+    unsafe { scratch.begin(launch, item) };
+    let kv_end = scratch.rows.iter().map(|row| row.visible_end).max().unwrap_or(0);
+    let mut scores = [0.0f32; BLOCK_KEYS];
+    for begin in (item.kv_begin_tokens..kv_end).step_by(BLOCK_KEYS) {
+        let keys = (kv_end - begin).min(BLOCK_KEYS as u32) as usize;
+        // SAFETY: the caller's.
+        unsafe {
+            load_block(launch, item, &parameters.k, begin, &mut scratch.k[..keys * head_dim]);
+            load_block(launch, item, &parameters.v, begin, &mut scratch.v[..keys * head_dim]);
+        }
+        let rows = scratch.rows.iter_mut().zip(scratch.q.chunks_exact(head_dim));
+        for ((row, q), out) in rows.zip(scratch.out.chunks_exact_mut(head_dim)) {
+            let visible = keys.min(row.visible_end.saturating_sub(begin) as usize);
+            if visible == 0 {
+                continue;
+            }
+            let p = &mut scores[..visible];
+            for (score, k) in p.iter_mut().zip(scratch.k.chunks_exact(head_dim)) {
+                *score = dot::<FUSED>(q, k);
+            }
+            let max = p.iter().copied().fold(row.max, f32::max);
+            // Scores of -inf alone must give weights of 0, not of -inf - -inf.
+            let base = if max == f32::NEG_INFINITY { 0.0 } else { max };
+            for p in p.iter_mut() {
+                *p = (*p - base).exp2();
+            }
+            let correction = (row.max - base).exp2();
+            row.max = max;
+            row.sum = row.sum * correction + p.iter().sum::<f32>();
+            accumulate::<FUSED>(out, correction, p, &scratch.v);
+        }
+    }
+    // SAFETY: the caller's.
+    unsafe { scratch.finish(launch, item) };
+}
+
+/// Reads a block of cache rows, as many as `to` holds, from key `begin` on.
+///
+/// # Safety
+/// As [`attend`]'s.
+#[inline(always)]
+unsafe fn load_block(launch: &Launch, item: &WorkItem, view: &CacheView, begin: u32, to: &mut [f32]) {
+    for (key, to) in (begin..).zip(to.chunks_exact_mut(launch.head_dim)) {
+        let (page, token) = launch.parameters.page_size.divide(key);
+        // SAFETY: the caller's.
+        unsafe {
+            let page = read::<u32>(launch.parameters.page_indices, item.page_begin as usize + page as usize);
+            load_row(cache_address(view, page, token, item.kv_head()), launch.dtype, to);
+        }
+    }
+}
+
+impl Scratch {
+    /// Reads the tile's queries, scaled, and clears its rows.
+    ///
+    /// # Safety
+    /// As [`attend`]'s.
+    unsafe fn begin(&mut self, launch: &Launch, item: &WorkItem) {
+        let (parameters, head_dim) = (launch.parameters, launch.head_dim);
+        let rows = item.rows() as usize;
+        self.rows.clear();
+        self.q.resize(rows * head_dim, 0.0);
+        self.out.clear();
+        self.out.resize(rows * head_dim, 0.0);
+        self.k.resize(BLOCK_KEYS * head_dim, 0.0);
+        self.v.resize(BLOCK_KEYS * head_dim, 0.0);
+        for (packed, q) in (item.row_begin..).zip(self.q.chunks_exact_mut(head_dim)) {
+            let (token, head_in_group) = parameters.group.divide(packed);
+            let visible_end = if parameters.causal == 1 {
+                let limit = token as i64 + 1 + item.kv_len_tokens as i64 - item.query_len_tokens as i64;
+                limit.clamp(item.kv_begin_tokens as i64, item.kv_end_tokens as i64) as u32
+            } else {
+                item.kv_end_tokens
+            };
+            let row = Row {
+                token: item.query_begin_tokens + token,
+                head: item.kv_head() * parameters.group.get() + head_in_group,
+                visible_end,
+                max: f32::NEG_INFINITY,
+                sum: 0.0,
+            };
+            // SAFETY: the caller's.
+            unsafe { load_row(row_address(&parameters.q, row.token, row.head), launch.dtype, q) };
+            q.iter_mut().for_each(|q| *q *= launch.scale_log2);
+            self.rows.push(row);
+        }
+    }
+
+    /// Normalises the rows and writes them where the item says.
+    ///
+    /// # Safety
+    /// As [`attend`]'s.
+    unsafe fn finish(&mut self, launch: &Launch, item: &WorkItem) {
+        let (parameters, head_dim) = (launch.parameters, launch.head_dim);
+        for (index, (row, out)) in self.rows.iter().zip(self.out.chunks_exact_mut(head_dim)).enumerate() {
+            let (reciprocal, lse_log2) =
+                if row.sum == 0.0 { (0.0, f32::NEG_INFINITY) } else { (1.0 / row.sum, row.max + row.sum.log2()) };
+            out.iter_mut().for_each(|out| *out *= reciprocal);
+            // SAFETY: the caller's.
+            unsafe {
+                if item.partial_begin == DIRECT {
+                    store_row(row_address(&parameters.out, row.token, row.head), launch.dtype, out);
+                    if parameters.lse.address != 0 {
+                        write(row_address(&parameters.lse, row.token, row.head), 0, lse_log2 * parameters.lse_scale);
+                    }
+                } else {
+                    let state = item.partial_begin as usize + index * item.partial_stride as usize;
+                    store_row(parameters.partial_out + 4 * (state * head_dim) as u64, DType::F32, out);
+                    write(parameters.partial_lse, state, lse_log2);
+                }
+            }
+        }
+    }
+}
+
+/// `sum(a * b)`, both of a multiple of [`LANES`] elements.
+#[inline(always)]
+fn dot<const FUSED: bool>(a: &[f32], b: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    for (a, b) in a.as_chunks::<LANES>().0.iter().zip(b.as_chunks::<LANES>().0) {
+        for lane in 0..LANES {
+            lanes[lane] = multiply_add::<FUSED>(a[lane], b[lane], lanes[lane]);
+        }
+    }
+    let mut width = LANES / 2;
+    while width > 0 {
+        for lane in 0..width {
+            lanes[lane] += lanes[lane + width];
+        }
+        width /= 2;
+    }
+    lanes[0]
+}
+
+/// `out = out * correction + sum(weights * rows)`, over rows of `out.len()`, a multiple of [`LANES`].
+#[inline(always)]
+fn accumulate<const FUSED: bool>(out: &mut [f32], correction: f32, weights: &[f32], rows: &[f32]) {
+    let head_dim = out.len();
+    for (chunk, out) in out.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+        let mut lanes = out.map(|out| out * correction);
+        for (&weight, row) in weights.iter().zip(rows.chunks_exact(head_dim)) {
+            let row = &row.as_chunks::<LANES>().0[chunk];
+            for lane in 0..LANES {
+                lanes[lane] = multiply_add::<FUSED>(weight, row[lane], lanes[lane]);
+            }
+        }
+        *out = lanes;
+    }
+}
+
+/// `a * b + c`, in one rounding where the processor has the instruction: without it `mul_add` is a library call.
+#[inline(always)]
+fn multiply_add<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
+    if FUSED { a.mul_add(b, c) } else { a * b + c }
+}
+
+type AttendItem = unsafe fn(&Launch, &WorkItem, &mut Scratch);
+
+/// [`attend_item`] compiled for what this processor has.
+fn attend_item_for_this_host() -> AttendItem {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        return attend_item_avx2;
+    }
+    attend_item::<{ cfg!(target_arch = "aarch64") }>
+}
+
+/// # Safety
+/// As [`attend`]'s, on a processor with AVX2 and FMA.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn attend_item_avx2(launch: &Launch, item: &WorkItem, scratch: &mut Scratch) {
+    // SAFETY: the caller's.
+    unsafe { attend_item::<true>(launch, item, scratch) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loops_agree_with_sums_by_hand() {
+        for elements in [16, 80, 512] {
+            let a: Vec<f32> = (0..elements).map(|i| i as f32 - 7.0).collect();
+            let b: Vec<f32> = (0..elements).map(|i| (i % 5) as f32).collect();
+            let expected: f32 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
+            assert_eq!(dot::<false>(&a, &b), expected);
+            assert_eq!(dot::<true>(&a, &b), expected);
+            let mut out = a.clone();
+            let rows = [a.clone(), b.clone()].concat();
+            accumulate::<false>(&mut out, 0.5, &[2.0, 4.0], &rows);
+            let by_hand: Vec<f32> = a.iter().zip(&b).map(|(a, b)| 2.5 * a + 4.0 * b).collect();
+            assert_eq!(out, by_hand);
+        }
+    }
+}
