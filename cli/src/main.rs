@@ -1,5 +1,6 @@
 //! oxattn's command line.
 mod plan;
+mod replay;
 mod serve;
 mod svg;
 mod trace;

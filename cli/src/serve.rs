@@ -143,21 +143,31 @@ impl Serving {
     }
 }
 
-/// Pages with which the first `steps` steps admit every request as soon as the batch has room: the most that the
-/// running requests will ever hold together. At least what the largest request of the trace needs.
-pub fn pages_needed(
+/// What a replay will need and do when pages hold nobody back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forecast {
+    /// The fewest pages with which every request is admitted as soon as the batch has room, and in which the largest
+    /// request of the trace fits.
+    pub pages: u32,
+    /// Steps until the trace is done, or the limit given.
+    pub steps: u64,
+}
+
+/// Runs the loop ahead without pages, for `steps` steps at most.
+pub fn forecast(
     requests: &[Request],
     batch: usize,
     page_size_tokens: u32,
     steps: Option<u64>,
-) -> Result<u32, ServeError> {
+) -> Result<Forecast, ServeError> {
+    let limit = steps.unwrap_or(u64::MAX);
     let mut waiting = in_order(requests);
     // (steps left, pages at its last step) of each running request.
     let mut running: Vec<(u32, u64)> = Vec::new();
     let mut needed_pages =
         requests.iter().map(|request| last_pages(request, page_size_tokens)).max().unwrap_or_default();
     let mut step = 0;
-    while steps.is_none_or(|steps| step < steps) && !(waiting.is_empty() && running.is_empty()) {
+    while step < limit {
         while running.len() < batch
             && let Some((_, request)) = waiting.pop()
         {
@@ -165,14 +175,15 @@ pub fn pages_needed(
         }
         needed_pages = needed_pages.max(running.iter().map(|&(_, pages)| pages).sum());
         // To the next step in which somebody leaves.
-        let skipped = running.iter().map(|&(left, _)| left).min().unwrap_or_default();
+        let Some(skipped) = running.iter().map(|&(left, _)| left).min() else { break };
         step += skipped as u64;
         running.retain_mut(|(left, _)| {
             *left -= skipped;
             *left > 0
         });
     }
-    u32::try_from(needed_pages).map_err(|_| ServeError::TooManyPages { needed_pages })
+    let pages = u32::try_from(needed_pages).map_err(|_| ServeError::TooManyPages { needed_pages })?;
+    Ok(Forecast { pages, steps: step.min(limit) })
 }
 
 /// Rows with their place in the trace, the first to arrive last.
@@ -300,14 +311,16 @@ mod tests {
     fn the_pool_asked_for_is_the_smallest_that_holds_nobody_back() {
         let trace = requests(&[(5, 2), (3, 1), (8, 3), (30, 1), (2, 9), (9, 9)]);
         for batch in 1..=6 {
-            let pages = pages_needed(&trace, batch, 4, None).unwrap();
+            let Forecast { pages, steps } = forecast(&trace, batch, 4, None).unwrap();
             let unbounded = schedule(&mut Serving::new(&trace, limits(batch, 1000)).unwrap());
+            assert_eq!(steps, unbounded.len() as u64);
+            assert_eq!(forecast(&trace, batch, 4, Some(3)).unwrap().steps, 3);
             assert_eq!(schedule(&mut Serving::new(&trace, limits(batch, pages)).unwrap()), unbounded, "batch {batch}");
             let smaller = Serving::new(&trace, limits(batch, pages - 1));
             assert!(smaller.is_err() || schedule(&mut smaller.unwrap()) != unbounded, "batch {batch}, {pages} pages");
         }
         // One step of the first two: 2 pages and 1; the largest request still has to fit.
-        assert_eq!(pages_needed(&trace, 2, 4, Some(1)), Ok(8));
-        assert_eq!(pages_needed(&[], 2, 4, None), Ok(0));
+        assert_eq!(forecast(&trace, 2, 4, Some(1)), Ok(Forecast { pages: 8, steps: 1 }));
+        assert_eq!(forecast(&[], 2, 4, None), Ok(Forecast { pages: 0, steps: 0 }));
     }
 }
