@@ -1,17 +1,18 @@
-//! Attention over a paged cache: each block walks its own queue of work items.
+//! Attention over a paged cache: each team of blocks walks its queue of work items, a block for its own KV heads.
 //!
-//! In: the plan's items, queries, page ids, K and V. Out: for every item either output rows and LSE, or partial
-//! states for the merge. Invariant: at the top of an iteration the tile to compute and `STAGES - 2` younger ones
-//! are on their way or there, whichever items they belong to; the pipeline never drains between items.
+//! In: the plan's items, queries, page ids, K and V. Out: output rows and LSE. Pieces of split items
+//! leave partial states, which the block that finishes the last piece folds. Invariant: at the top of an iteration the tile to compute and `STAGES - 2` younger ones
+//! are on their way or there, whichever items and heads they belong to; the pipeline never drains between items.
 //!
 //! A tile is `16 * KV_WARPS` keys and values. Each warp takes 16 of the keys and keeps its own softmax over them;
 //! at the end of an item the warps' states are folded through the stage just consumed. FlashAttention-2 (Dao,
 //! 2023) gives the online softmax, Flash-Decoding the split over keys, FlashInfer (Ye et al., 2025) the packing
 //! of query heads into rows and the plan.
 //!
-//! Previous in the walk: [`crate::abi::plan`]. Next: [`crate::merge`].
+//! Previous in the walk: [`crate::abi::plan`]. Next: [`crate::merge::fold_row`].
 use simt::{
     asynchronous::{commit_async_copies, copy_async_16, wait_async_copies},
+    atomic::fetch_add,
     block::sync_threads,
     global::Global,
     grid, math,
@@ -24,9 +25,10 @@ use crate::{
     abi::{
         divisor::Divisor,
         parameters::{AttendParameters, CacheView, RowsView},
-        plan::{DIRECT, WorkItem},
+        plan::WorkItem,
         tile::{ATTEND_TILE_ROWS, AttendTile, Family},
     },
+    merge::{Values, fold_row},
     softmax::OnlineSoftmax,
     tile::{SharedTile, unroll, zeros},
     variant::{ScoreAt, Variant},
@@ -41,7 +43,7 @@ use crate::{
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn attend<
-    E: Element,
+    E: Element + Values,
     V: Variant,
     const HEAD_DIM: u32,
     const HOPPER: bool,
@@ -60,17 +62,25 @@ pub unsafe fn attend<
 
     // SAFETY: the caller's contract covers every address formed below.
     unsafe {
-        let queue = Global::<u32>::new(p.queue_begin).add(thread::block_idx_x() as u64);
-        let (item_begin, item_end) = (queue.load_constant(), queue.add(1).load_constant());
-        let mut loader = Loader::<HEAD_DIM, HOPPER>::new(&p, item_begin, item_end);
+        let (team, member) = p.team_blocks.divide(thread::block_idx_x());
+        let queue = Global::<u32>::new(p.queue_begin).add(team as u64);
+        let head_begin = member * p.heads_per_block;
+        let head_end = (head_begin + p.heads_per_block).min(p.kv_heads);
+        let mut at = Cursor {
+            item: queue.load_constant(),
+            item_end: queue.add(1).load_constant(),
+            head: head_begin,
+            head_begin,
+            head_end,
+        };
+        let mut loader = Loader::<HEAD_DIM, HOPPER>::new(&p, at);
         grid::wait_for_previous_grid();
         grid::allow_next_grid();
         loader.begin(&p, room);
 
-        let mut item = item_begin;
         let (mut stage, mut slot) = (0, 0);
-        while item < item_end {
-            let work = Work::read(&p, item);
+        while at.has_work() {
+            let work = Work::read(&p, at);
             let limits = work.limits(&p, row);
             let first_limit = work.limit(&p, 0);
             let mut queries: [[u32; 4]; QUERY_STEPS] = core::mem::zeroed();
@@ -172,7 +182,7 @@ pub unsafe fn attend<
                     break;
                 }
             }
-            item += 1;
+            at.advance();
             slot = next::<HEAD_DIM, HOPPER>(slot);
         }
     }
@@ -187,6 +197,32 @@ fn next<const HEAD_DIM: u32, const HOPPER: bool>(place: u32) -> u32 {
 #[inline(always)]
 fn shrink(c: [f32; 4], upper: f32, lower: f32) -> [f32; 4] {
     [c[0] * upper, c[1] * upper, c[2] * lower, c[3] * lower]
+}
+
+/// A place in the queue: an item and one of this block's heads.
+#[derive(Clone, Copy)]
+struct Cursor {
+    item: u32,
+    item_end: u32,
+    head: u32,
+    head_begin: u32,
+    head_end: u32,
+}
+
+impl Cursor {
+    #[inline(always)]
+    fn has_work(self) -> bool {
+        self.item < self.item_end
+    }
+
+    #[inline(always)]
+    fn advance(&mut self) {
+        self.head += 1;
+        if self.head >= self.head_end {
+            self.head = self.head_begin;
+            self.item += 1;
+        }
+    }
 }
 
 /// The tile table's row as constants.
@@ -270,8 +306,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Room<HEAD_DIM, HOPPER> {
 /// so one thread a row works the addresses out an iteration early and leaves them in shared memory.
 struct Loader<const HEAD_DIM: u32, const HOPPER: bool> {
     /// The next tile whose addresses are to be worked out.
-    item: u32,
-    item_end: u32,
+    at: Cursor,
     work: Work,
     token: u32,
     /// The tile whose addresses lie in shared memory: its valid rows, and its item if it is the item's first.
@@ -288,12 +323,11 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
 
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    unsafe fn new(p: &AttendParameters, item: u32, item_end: u32) -> Self {
+    unsafe fn new(p: &AttendParameters, at: Cursor) -> Self {
         // SAFETY: items of the queue, by the kernel's contract.
-        let work = if item < item_end { unsafe { Work::read(p, item) } } else { Work::none() };
+        let work = if at.has_work() { unsafe { Work::read(p, at) } } else { Work::none() };
         let token = work.kv_begin;
-        let (ready, ready_rows, ready_first) = (work, 0, false);
-        Loader { item, item_end, work, token, ready_rows, ready, ready_first, stage: 0, slot: 0, parity: 0 }
+        Loader { at, work, token, ready_rows: 0, ready: work, ready_first: false, stage: 0, slot: 0, parity: 0 }
     }
 
     /// Fills the pipeline: the first `STAGES - 1` tiles on their way, the next one's addresses ready after a barrier.
@@ -349,7 +383,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     unsafe fn look_up(&self, p: &AttendParameters) -> u32 {
         let row = thread::thread_idx_x();
-        if self.item < self.item_end && row < Self::TILE.tile_tokens() && self.work.kv_begin < self.work.kv_end {
+        if self.at.has_work() && row < Self::TILE.tile_tokens() && self.work.kv_begin < self.work.kv_end {
             let (page, _) = p.page_size.divide(self.row_token(row));
             // SAFETY: the page table covers the request's keys, by the kernel's contract.
             unsafe { Global::<u32>::new(p.page_indices).add(self.work.page_begin as u64 + page as u64).load_constant() }
@@ -368,7 +402,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     unsafe fn publish(&mut self, p: &AttendParameters, room: Room<HEAD_DIM, HOPPER>, page: u32) {
-        if self.item >= self.item_end {
+        if !self.at.has_work() {
             self.ready_rows = u32::MAX;
             return;
         }
@@ -390,10 +424,10 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
         }
         self.token += Self::TILE.tile_tokens();
         if self.token >= self.work.kv_end {
-            self.item += 1;
-            if self.item < self.item_end {
+            self.at.advance();
+            if self.at.has_work() {
                 // SAFETY: items of the queue, by the kernel's contract.
-                self.work = unsafe { Work::read(p, self.item) };
+                self.work = unsafe { Work::read(p, self.at) };
                 self.token = self.work.kv_begin;
             }
         }
@@ -415,6 +449,52 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
             unsafe { copy_async_16(tile.chunk(row, chunk), source, if valid { 16 } else { 0 }) };
             index += Self::TILE.threads();
         }
+        if work.pieces > 1 {
+            // SAFETY: the caller's contract is this function's own.
+            unsafe { self.arrive::<E>(p, work) };
+        }
+    }
+
+    /// Counts this piece in; the block that counts the last one folds the pieces' states, in their order, so that the
+    /// result does not depend on who that is.
+    ///
+    /// The barrier orders the block's partial states before the count, the count's release and acquire order them
+    /// before the fold, and the second barrier hands that order to the block.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    unsafe fn arrive<E: Element + Values>(self, p: &AttendParameters, work: &Work) {
+        let last = self.states.cast::<u32>();
+        // SAFETY: the states were read before the first barrier; addresses by the kernel's contract.
+        unsafe {
+            sync_threads();
+            if thread::thread_idx_x() == 0 {
+                let arrivals = Global::<u32>::new(p.arrivals).add(work.group as u64 + work.kv_head as u64);
+                let arrived = fetch_add(arrivals, 1) + 1;
+                if arrived == work.pieces {
+                    arrivals.store(0);
+                }
+                last.store((arrived == work.pieces) as u32);
+            }
+            sync_threads();
+            if last.load() == 1 {
+                let mut row = thread::warp_idx();
+                while row < work.rows {
+                    let lse = Global::<f32>::new(p.partial_lse).add(work.states(row));
+                    let values = Global::<f32>::new(p.partial_out).add(work.states(row) * HEAD_DIM as u64);
+                    let out_lse = if p.lse.address == 0 { Global::new(0) } else { work.row(&p.lse, p.group, row) };
+                    fold_row::<f32, E>(
+                        work.pieces,
+                        HEAD_DIM,
+                        |piece| lse.add(piece as u64).load(),
+                        |piece| values.add(piece as u64 * HEAD_DIM as u64).cast(),
+                        work.row(&p.out, p.group, row),
+                        out_lse.cast(),
+                        p.lse_scale,
+                    );
+                    row += Self::TILE.threads() / 32;
+                }
+            }
+        }
     }
 }
 
@@ -432,7 +512,7 @@ fn row_address(cache: &CacheView, page: u32, slot: u32, kv_head: u32) -> u64 {
         .wrapping_add((kv_head as i64 * cache.head_stride_bytes) as u64)
 }
 
-/// A work item in registers.
+/// A work item, for one KV head, in registers.
 #[derive(Clone, Copy)]
 struct Work {
     request: u32,
@@ -445,8 +525,10 @@ struct Work {
     /// Position of the request's query token 0 among its keys.
     query_position: i32,
     page_begin: u32,
+    pieces: u32,
+    piece: u32,
     partial_begin: u32,
-    partial_stride: u32,
+    group: u32,
 }
 
 impl Work {
@@ -458,23 +540,31 @@ impl Work {
 
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    unsafe fn read(p: &AttendParameters, item: u32) -> Self {
-        let words = Global::<[u32; 4]>::new(p.items).add(item as u64 * (size_of::<WorkItem>() as u64 / 16));
+    unsafe fn read(p: &AttendParameters, at: Cursor) -> Self {
+        let words = Global::<[u32; 4]>::new(p.items).add(at.item as u64 * (size_of::<WorkItem>() as u64 / 16));
         // SAFETY: an item of the plan, by the kernel's contract.
         let (a, b, c) = unsafe { (words.load_constant(), words.add(1).load_constant(), words.add(2).load_constant()) };
         Work {
             request: a[0],
             query_begin: a[1],
             row_begin: a[2],
-            rows: a[3] & 0xffff,
-            kv_head: a[3] >> 16,
+            rows: a[3],
+            kv_head: at.head,
             kv_begin: b[0],
             kv_end: b[1],
-            query_position: b[2] as i32 - b[3] as i32,
-            page_begin: c[0],
-            partial_begin: c[1],
-            partial_stride: c[2],
+            query_position: b[2] as i32,
+            page_begin: b[3],
+            pieces: c[0],
+            piece: c[1],
+            partial_begin: c[2],
+            group: c[3],
         }
+    }
+
+    /// Partial state of piece 0 of a row of the tile; the other pieces' follow it.
+    #[inline(always)]
+    fn states(&self, row: u32) -> u64 {
+        self.partial_begin as u64 + (self.kv_head as u64 * self.rows as u64 + row as u64) * self.pieces as u64
     }
 
     /// Query token (in the request) and query head of a row of the tile.
@@ -546,7 +636,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Fold<HEAD_DIM, HOPPER> {
     /// Folds the warps' states in order and writes the rows' outputs, or their partial states.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    unsafe fn write<E: Element>(self, p: &AttendParameters, work: &Work) {
+    unsafe fn write<E: Element + Values>(self, p: &AttendParameters, work: &Work) {
         const COLUMNS: u32 = 4;
         let pieces = HEAD_DIM / COLUMNS;
         let mut index = thread::thread_idx_x();
@@ -578,14 +668,14 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Fold<HEAD_DIM, HOPPER> {
                 let inverse = if sum > 0.0 { math::reciprocal(sum) } else { 0.0 };
                 let lse = maximum + math::log2(sum);
                 let [a, b, c, d] = [output[0] * inverse, output[1] * inverse, output[2] * inverse, output[3] * inverse];
-                if work.partial_begin == DIRECT {
+                if work.pieces == 1 {
                     let target = work.row(&p.out, p.group, row).add(2 * column as u64);
                     target.cast::<[u32; 2]>().store([E::pack(a, b), E::pack(c, d)]);
                     if column == 0 && p.lse.address != 0 {
                         work.row(&p.lse, p.group, row).cast::<f32>().store(lse * p.lse_scale);
                     }
                 } else {
-                    let state = work.partial_begin as u64 + row as u64 * work.partial_stride as u64;
+                    let state = work.states(row) + work.piece as u64;
                     let target = Global::<f32>::new(p.partial_out).add(state * HEAD_DIM as u64 + column as u64);
                     target.cast::<[f32; 4]>().store([a, b, c, d]);
                     if column == 0 {

@@ -29,10 +29,6 @@ macro_rules! for_each_kernel {
                 attend_f16_d256: F16, 256, 16, 8;
                 attend_f16_d512: F16, 512, 32, 8;
             }
-            merge {
-                merge_bf16: Bf16;
-                merge_f16: F16;
-            }
             merge_states {
                 merge_states_f32: f32;
                 merge_states_bf16: Bf16;
@@ -63,7 +59,6 @@ mod device {
     macro_rules! stamp {
         (
             attend { $($attend:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
-            merge { $($merge:ident: $out:ty;)* }
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
         ) => {
@@ -72,13 +67,6 @@ mod device {
                 unsafe extern "ptx-kernel" fn $attend(p: AttendParameters, variant: StandardParameters) {
                     // SAFETY: the launcher passes what the body's contract asks for.
                     unsafe { attend::attend::<$element, Standard, $dim, HOPPER, $query, $output>(p, variant) }
-                }
-            )*
-            $(
-                #[unsafe(no_mangle)]
-                unsafe extern "ptx-kernel" fn $merge(p: MergeParameters) {
-                    // SAFETY: the launcher passes what the body's contract asks for.
-                    unsafe { merge::merge::<$out>(p) }
                 }
             )*
             $(
@@ -125,7 +113,7 @@ pub use host::KERNELS;
 mod host {
     use crate::abi::{
         manifest::{KernelEntry, LaunchBounds},
-        tile::{APPEND_THREADS, AttendTile, Family, MERGE_SHARED_BYTES, MERGE_THREADS, STREAM_THREADS},
+        tile::{APPEND_THREADS, AttendTile, Family, MERGE_THREADS, STREAM_THREADS},
     };
 
     fn attend_bounds(head_dim: u32, family: Family) -> Option<LaunchBounds> {
@@ -137,7 +125,7 @@ mod host {
     }
 
     fn merge_bounds(_: Family) -> Option<LaunchBounds> {
-        Some(LaunchBounds { threads: MERGE_THREADS, blocks_per_multiprocessor: 4, shared_bytes: MERGE_SHARED_BYTES })
+        Some(LaunchBounds { threads: MERGE_THREADS, blocks_per_multiprocessor: 4, shared_bytes: 0 })
     }
 
     fn append_bounds(_: Family) -> Option<LaunchBounds> {
@@ -151,14 +139,12 @@ mod host {
     macro_rules! list {
         (
             attend { $($attend:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
-            merge { $($merge:ident: $out:ty;)* }
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
         ) => {
             /// Every kernel.
             pub const KERNELS: &[KernelEntry] = &[
                 $(KernelEntry { symbol: stringify!($attend), launch: |f| attend_bounds($dim, f), hot: true },)*
-                $(KernelEntry { symbol: stringify!($merge), launch: merge_bounds, hot: true },)*
                 $(KernelEntry { symbol: stringify!($states), launch: merge_bounds, hot: true },)*
                 $(KernelEntry { symbol: stringify!($append), launch: append_bounds, hot: true },)*
                 KernelEntry { symbol: "positions", launch: append_bounds, hot: false },
@@ -186,8 +172,6 @@ mod emulated {
     pub enum Parameters {
         /// For `attend_*`.
         Attend(AttendParameters, StandardParameters),
-        /// For `merge_bf16` and `merge_f16`.
-        Merge(MergeParameters),
         /// For `merge_states_*`.
         MergeStates(MergeStatesParameters),
         /// For `append_*`.
@@ -201,7 +185,6 @@ mod emulated {
     macro_rules! bodies {
         (
             attend { $($attend:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
-            merge { $($merge:ident: $out:ty;)* }
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
         ) => {
@@ -223,7 +206,6 @@ mod emulated {
                                 attend::attend::<$element, Standard, $dim, true, $query, $output>(p, v)
                             }
                         )*
-                        $((stringify!($merge), Parameters::Merge(p), _) => merge::merge::<$out>(p),)*
                         $((stringify!($states), Parameters::MergeStates(p), _) => merge::merge_states::<$values>(p),)*
                         $((stringify!($append), Parameters::Append(p), _) => append::append::<$source, $cache>(p),)*
                         ("positions", Parameters::Positions(p), _) => append::positions(p),

@@ -5,26 +5,22 @@
 //! depends on the number of states alone, so results repeat bit for bit; `(0, -inf)` is neutral, also against
 //! itself. Flash-Decoding and FlashInfer (Ye et al., 2025), section 2.2.
 //!
-//! Two kernels share the fold: [`merge`] folds the partial states of a plan, [`merge_states`] is the public
-//! operator. Previous in the walk: [`crate::attend`].
+//! The attend kernel folds the partial states of its plan with [`fold_row`]; [`merge_states`] is the public operator.
+//! Previous in the walk: [`crate::attend`].
 use simt::{
-    block::sync_threads,
     global::Global,
     grid, math,
     number::{Bf16, F16},
-    shared::Shared,
     tensor::Element,
     thread, warp,
 };
 
-use crate::abi::parameters::{MergeParameters, MergeStatesParameters, RowsView};
-use crate::abi::plan::MergeRow;
+use crate::abi::parameters::{MergeStatesParameters, RowsView};
 use crate::abi::tile::MERGE_THREADS;
 use crate::tile::unroll;
 
-const WARPS: u32 = MERGE_THREADS / 32;
-/// States a warp has in flight: their loads do not wait for each other.
-const IN_FLIGHT: usize = 4;
+/// States in flight: their loads do not wait for each other.
+const IN_FLIGHT: usize = 8;
 
 /// A format partial and merged values are stored in, four elements at a time.
 pub trait Values: Copy + 'static {
@@ -82,43 +78,11 @@ macro_rules! sixteen_bit_values {
 sixteen_bit_values!(Bf16);
 sixteen_bit_values!(F16);
 
-/// Folds the plan's partial states into output rows; blocks take rows in turn.
+/// Folds caller-held states; warps take output rows in turn.
 ///
 /// # Safety
-/// `p` describes live memory as [`crate::abi`] says; the launch has [`MERGE_THREADS`] threads and
-/// [`MERGE_SHARED_BYTES`](crate::abi::tile::MERGE_SHARED_BYTES) of shared memory.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-pub unsafe fn merge<Out: Values>(p: MergeParameters) {
-    // SAFETY: the caller's contract covers every address formed below.
-    unsafe {
-        let rows = Global::<u32>::new(p.row_count).load_constant();
-        grid::wait_for_previous_grid();
-        grid::allow_next_grid();
-        let mut index = thread::block_idx_x();
-        while index < rows {
-            let words = Global::<[u32; 4]>::new(p.rows).add(index as u64).load_constant();
-            let row = MergeRow { token: words[0], head: words[1], partial_begin: words[2], count: words[3] };
-            let lse = Global::<f32>::new(p.partial_lse).add(row.partial_begin as u64);
-            let values = Global::<f32>::new(p.partial_out).add(row.partial_begin as u64 * p.head_dim as u64);
-            fold::<f32, Out>(
-                row.count,
-                p.head_dim,
-                |state| lse.add(state as u64).load(),
-                |state| values.add(state as u64 * p.head_dim as u64).cast(),
-                row_of(&p.out, row.token, row.head),
-                row_of(&p.lse, row.token, row.head).cast(),
-                p.lse_scale,
-            );
-            index += thread::grid_dim_x();
-        }
-    }
-}
-
-/// Folds caller-held states, one output row a block in turn.
-///
-/// # Safety
-/// As [`merge`]. `out` may be state 0 itself: a row is read whole before it is written.
+/// `p` describes live memory as [`crate::abi`] says; the launch has [`MERGE_THREADS`] threads. `out` may be state 0
+/// itself.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn merge_states<V: Values>(p: MergeStatesParameters) {
@@ -127,7 +91,8 @@ pub unsafe fn merge_states<V: Values>(p: MergeStatesParameters) {
         grid::wait_for_previous_grid();
         grid::allow_next_grid();
         let rows = p.tokens * p.heads.get();
-        let mut index = thread::block_idx_x();
+        const WARPS: u32 = MERGE_THREADS / 32;
+        let mut index = thread::block_idx_x() * WARPS + thread::warp_idx();
         while index < rows {
             let (token, head) = p.heads.divide(index);
             let (mut values, mut lse) = (row_of(&p.values, token, head), row_of(&p.lse, token, head));
@@ -140,22 +105,25 @@ pub unsafe fn merge_states<V: Values>(p: MergeStatesParameters) {
                 lse = row_of(&p.lse, 0, head).add_bytes(first as i64 * p.lse_state_stride_bytes);
             }
             if p.mask != 0 {
-                let word = Global::<u16>::new((p.mask + token as u64) & !1).load_constant();
-                let byte = if (p.mask + token as u64) & 1 == 0 { word & 0xff } else { word >> 8 };
-                if byte == 0 {
+                let merged = Global::<u8>::new(p.mask).add(token as u64).load_constant();
+                if merged == 0 {
                     states = states.min(1);
                 }
             }
-            fold::<V, V>(
+            fold_row::<V, V>(
                 states,
                 p.head_dim,
-                |state| lse.add_bytes(state as i64 * p.lse_state_stride_bytes).cast::<f32>().load() * p.lse_in_scale,
+                |state| {
+                    let lse = lse.add_bytes(state as i64 * p.lse_state_stride_bytes).cast::<f32>().load();
+                    // Some libraries write +inf for a row that saw no key.
+                    if lse == f32::INFINITY { f32::NEG_INFINITY } else { lse * p.lse_in_scale }
+                },
                 |state| values.add_bytes(state as i64 * p.state_stride_bytes),
                 row_of(&p.out, token, head),
                 row_of(&p.out_lse, token, head).cast(),
                 p.lse_out_scale,
             );
-            index += thread::grid_dim_x();
+            index += thread::grid_dim_x() * WARPS;
         }
     }
 }
@@ -170,14 +138,14 @@ fn row_of(view: &RowsView, token: u32, head: u32) -> Global<u8> {
         .add_bytes(head as i64 * view.head_stride_bytes)
 }
 
-/// One output row from `count` states: each warp folds every fourth state, then warp 0's lanes (and those of the
-/// others, for wide rows) fold the warps.
+/// One warp folds `count` states into one output row. A lane reads its columns of every state before it writes them,
+/// so the output may be one of the states.
 ///
 /// # Safety
-/// The addresses given are live, and every thread of the block reaches this call.
+/// The addresses given are live, and all lanes of the warp reach this call together.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-unsafe fn fold<In: Values, Out: Values>(
+pub unsafe fn fold_row<In: Values, Out: Values>(
     count: u32,
     head_dim: u32,
     lse_of: impl Fn(u32) -> f32,
@@ -186,12 +154,9 @@ unsafe fn fold<In: Values, Out: Values>(
     out_lse: Global<f32>,
     lse_scale: f32,
 ) {
-    let (lane, warp) = (thread::lane_idx(), thread::warp_idx());
-    let outputs = Shared::<[f32; 4]>::dynamic();
-    let sums = outputs.add(WARPS * 128).cast::<f32>();
-    // SAFETY: the caller's contract covers global memory; shared memory is written before it is read, with a barrier
-    // between.
+    // SAFETY: the caller's contract covers every access.
     unsafe {
+        let lane = thread::lane_idx();
         let mut maximum = f32::NEG_INFINITY;
         let mut state = lane;
         while state < count {
@@ -201,54 +166,41 @@ unsafe fn fold<In: Values, Out: Values>(
         unroll::<5>(|i| maximum = math::maximum(maximum, warp::shuffle_xor_f32(maximum, 1 << i)));
         let origin = if maximum == f32::NEG_INFINITY { 0.0 } else { maximum };
 
+        let mut sum = 0.0;
         let mut column = lane;
         while column < head_dim / 4 {
-            let mut sum = 0.0;
+            sum = 0.0;
             let mut output = [0.0; 4];
-            let mut state = warp;
+            let mut state = 0;
             while state < count {
-                let mut weights = [0.0; IN_FLIGHT];
+                let mut weights = [f32::NEG_INFINITY; IN_FLIGHT];
                 let mut values = [[0.0; 4]; IN_FLIGHT];
                 unroll::<IN_FLIGHT>(|i| {
-                    let state = state + i as u32 * WARPS;
-                    if state < count {
-                        weights[i] = lse_of(state);
-                        values[i] = In::load(values_of(state).add(4 * In::BYTES * column as u64));
-                    } else {
-                        weights[i] = f32::NEG_INFINITY;
+                    if state + (i as u32) < count {
+                        weights[i] = lse_of(state + i as u32);
+                        values[i] = In::load(values_of(state + i as u32).add(4 * In::BYTES * column as u64));
                     }
                 });
                 unroll::<IN_FLIGHT>(|i| {
                     let weight = math::exp2(weights[i] - origin);
                     sum += weight;
-                    output = add_scaled(output, weight, values[i]);
+                    // What an empty state holds does not matter, NaN included.
+                    if weight > 0.0 {
+                        output = add_scaled(output, weight, values[i]);
+                    }
                 });
-                state += IN_FLIGHT as u32 * WARPS;
+                state += IN_FLIGHT as u32;
             }
-            outputs.add(warp * 128 + column).store(output);
-            if column == 0 {
-                sums.add(warp).store(sum);
-            }
-            column += 32;
-        }
-        sync_threads();
-        let mut column = thread::thread_idx_x();
-        while column < head_dim / 4 {
-            let mut sum = 0.0;
-            let mut output = [0.0; 4];
-            unroll::<{ WARPS as usize }>(|w| {
-                sum += sums.add(w as u32).load();
-                output = add_scaled(output, 1.0, outputs.add(w as u32 * 128 + column).load());
-            });
             let inverse = if sum > 0.0 { math::reciprocal(sum) } else { 0.0 };
             let [a, b, c, d] = output;
             Out::store(out.add(4 * Out::BYTES * column as u64), [a * inverse, b * inverse, c * inverse, d * inverse]);
-            if column == 0 && out_lse.address() != 0 {
-                out_lse.store((maximum + math::log2(sum)) * lse_scale);
-            }
-            column += MERGE_THREADS;
+            column += 32;
         }
-        sync_threads();
+        // The LSE may be written over state 0's, which other lanes read.
+        warp::sync_warp();
+        if lane == 0 && out_lse.address() != 0 {
+            out_lse.store((maximum + math::log2(sum)) * lse_scale);
+        }
     }
 }
 

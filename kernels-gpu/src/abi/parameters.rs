@@ -41,6 +41,8 @@ pub struct AttendParameters {
     pub queue_begin: u64,
     /// The plan image's work items.
     pub items: u64,
+    /// The plan image's arrival counts, zero between launches.
+    pub arrivals: u64,
     /// Page ids, `u32`.
     pub page_indices: u64,
     /// `[states, head_dim]` f32 partial outputs.
@@ -61,34 +63,18 @@ pub struct AttendParameters {
     pub page_size: Divisor,
     /// Query heads that share a KV head.
     pub group: Divisor,
+    /// Blocks of a team.
+    pub team_blocks: Divisor,
+    /// KV heads a block takes one after another.
+    pub heads_per_block: u32,
+    /// KV heads.
+    pub kv_heads: u32,
     /// 1 if key `k` is visible to query `t` only where `k <= t + kv_len - query_len`; 0 if all keys are.
     pub causal: u32,
     /// Multiplies an LSE in base 2 on its way out: 1, or ln 2 for natural logarithms.
     pub lse_scale: f32,
-}
-
-/// The planned merge's parameters: folds the plan's [`MergeRow`](super::plan::MergeRow)s.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
-#[repr(C)]
-pub struct MergeParameters {
-    /// `merge_rows` of the plan header: how many rows there are, read on the device so that a captured graph
-    /// follows a refreshed plan.
-    pub row_count: u64,
-    /// The plan image's merge rows.
-    pub rows: u64,
-    /// `[states, head_dim]` f32 partial outputs.
-    pub partial_out: u64,
-    /// `[states]` f32 partial LSE, base 2.
-    pub partial_lse: u64,
-    /// Outputs.
-    pub out: RowsView,
-    /// LSE; address 0 where the caller wants none.
-    pub lse: RowsView,
-    /// Elements of a row.
-    pub head_dim: u32,
-    /// Multiplies an LSE in base 2 on its way out.
-    pub lse_scale: f32,
+    /// Fills the struct to a multiple of 8 bytes.
+    pub padding: u32,
 }
 
 /// Parameters of the public merges of attention states.
@@ -202,8 +188,7 @@ pub struct StreamParameters {
 const _: () = {
     assert!(size_of::<CacheView>() == 32);
     assert!(size_of::<RowsView>() == 24);
-    assert!(size_of::<AttendParameters>() == 5 * 8 + 3 * 24 + 2 * 32 + 2 * 12 + 8);
-    assert!(size_of::<MergeParameters>() == 4 * 8 + 2 * 24 + 8);
+    assert!(size_of::<AttendParameters>() == 6 * 8 + 3 * 24 + 2 * 32 + 3 * 12 + 20);
     assert!(size_of::<MergeStatesParameters>() == 4 * 24 + 4 * 8 + 8 + 12 + 12);
     assert!(size_of::<AppendParameters>() == 2 * 24 + 2 * 32 + 5 * 8 + 8 + 36 + 4);
     assert!(size_of::<PositionsParameters>() == 40);

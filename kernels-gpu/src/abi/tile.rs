@@ -34,10 +34,8 @@ pub const ATTEND_TILE_ROWS: u32 = 16;
 /// Head dims the attend kernel is built for.
 pub const ATTEND_HEAD_DIMS: [u32; 10] = [64, 80, 96, 112, 128, 160, 192, 224, 256, 512];
 
-/// Threads of a merge block: four warps share a row's states.
+/// Threads of a merge block: a warp folds a row.
 pub const MERGE_THREADS: u32 = 128;
-/// Shared memory of a merge block: each warp's accumulator of up to 512 columns, and its sum.
-pub const MERGE_SHARED_BYTES: u32 = MERGE_THREADS / 32 * (512 + 1) * 4;
 /// Threads of an append block.
 pub const APPEND_THREADS: u32 = 256;
 /// 16-byte pieces of K and of V an append thread copies, their loads in flight together.
@@ -105,6 +103,37 @@ impl AttendTile {
     }
 }
 
+/// How the attend kernel's blocks stand in teams that share the KV heads of an item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Teams {
+    /// Teams, each with a queue.
+    pub teams: u32,
+    /// Blocks of a team.
+    pub blocks: u32,
+    /// KV heads a block takes one after another; the last block may have fewer.
+    pub heads_per_block: u32,
+}
+
+impl Teams {
+    /// Teams for `kv_heads` heads in `blocks` places: of all heads a block (1, 2, ...) the one that keeps most
+    /// places busy, and among equals the largest team. Every count is at least 1, whatever the arguments.
+    pub const fn new(kv_heads: u32, blocks: u32) -> Teams {
+        let kv_heads = if kv_heads == 0 { 1 } else { kv_heads };
+        let mut best = Teams { teams: 1, blocks: 1, heads_per_block: kv_heads };
+        let mut heads_per_block = kv_heads;
+        while heads_per_block >= 1 {
+            let members = kv_heads.div_ceil(heads_per_block);
+            let teams = blocks / members;
+            // Work done in one round of the best possible: teams * kv_heads heads in heads_per_block steps.
+            if teams * best.heads_per_block >= best.teams * heads_per_block {
+                best = Teams { teams, blocks: members, heads_per_block };
+            }
+            heads_per_block -= 1;
+        }
+        if best.teams == 0 { Teams { teams: 1, blocks: 1, heads_per_block: kv_heads } } else { best }
+    }
+}
+
 const _: () = {
     let mut i = 0;
     while i < ATTEND_HEAD_DIMS.len() {
@@ -118,3 +147,25 @@ const _: () = {
         i += 1;
     }
 };
+
+#[cfg(test)]
+mod tests {
+    use super::Teams;
+
+    #[test]
+    fn teams_keep_places_busy() {
+        // (KV heads, places) to (teams, blocks, heads a block), worked by hand.
+        for (kv_heads, places, teams, blocks, heads_per_block) in [
+            (8, 264, 33, 8, 1),
+            (1, 264, 264, 1, 1),
+            (32, 264, 33, 8, 4),
+            (4, 132, 33, 4, 1),
+            (71, 264, 11, 24, 3),
+            (8, 4, 1, 4, 2),
+            (8, 1, 1, 1, 8),
+            (3, 2, 2, 1, 3),
+        ] {
+            assert_eq!(Teams::new(kv_heads, places), Teams { teams, blocks, heads_per_block }, "{kv_heads} {places}");
+        }
+    }
+}

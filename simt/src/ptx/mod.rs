@@ -248,6 +248,7 @@ macro_rules! scalar_word {
         }
     };
 }
+scalar_word!(u8, reg16, "b8");
 scalar_word!(u16, reg16, "b16");
 scalar_word!(u32, reg32, "b32");
 scalar_word!(f32, reg32, "b32");
