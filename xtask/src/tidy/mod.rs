@@ -7,17 +7,22 @@ mod rules;
 
 use std::{fs, path::Path, process::Command};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::command::{capture, cargo, show};
 
 pub fn run(root: &Path) -> Result<()> {
-    house_rules(root)?;
-    show(cargo(root).args(["fmt", "--all", "--", "--check"]))?;
-    show(cargo(root).args(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-Dwarnings"]))?;
     let mut doc = cargo(root);
-    doc.args(["doc", "--quiet", "--workspace", "--no-deps", "--document-private-items"]);
-    show(doc.env("RUSTDOCFLAGS", "-Dwarnings"))
+    doc.args(["doc", "--quiet", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-Dwarnings");
+    let checks = [
+        house_rules(root),
+        show(cargo(root).args(["fmt", "--all", "--", "--check"])),
+        show(cargo(root).args(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-Dwarnings"])),
+        show(&mut doc),
+    ];
+    let failures: Vec<String> = checks.into_iter().filter_map(Result::err).map(|error| format!("{error:#}")).collect();
+    ensure!(failures.is_empty(), "tidy:\n{}", failures.join("\n"));
+    Ok(())
 }
 
 /// Reads every file of the project and applies the rules.
