@@ -1,9 +1,9 @@
 //! `cargo xtask gather`: what a machine without cargo needs, in one folder.
 //!
 //! In: the workspace. Out: `carry/` (ignored by git) with the command line `oxattn`, every test binary as
-//! `test_<package>_<target>`, every bench as `bench_<target>`, all built for release and stripped, and `MANIFEST`:
-//! commit, each file's size, and the newest glibc symbol version they ask for. A bundle of kernels needs no file of
-//! its own: it is inside the binaries.
+//! `test_<folder>_<target>`, every bench as `bench_<target>`, all built for release and stripped, and `MANIFEST`:
+//! commit, each file's size, and the newest glibc symbol version they ask for. The kernels need no file of their own:
+//! the bundle is inside the binaries. A bench measures only when started with `--bench`.
 
 use std::{
     collections::BTreeSet,
@@ -29,19 +29,14 @@ struct Program {
 
 pub fn run(root: &Path) -> Result<()> {
     let mut programs = BTreeSet::new();
-    for (prefix, arguments) in [
-        ("", &["build", "--package", "oxattn-cli"][..]),
-        ("test_", &["test", "--no-run", "--workspace", "--exclude", "xtask"]),
-        ("bench_", &["bench", "--no-run", "--package", "oxattn-benches", "--benches"]),
-    ] {
-        eprintln!("cargo {}", arguments.join(" "));
+    // The same packages both times, so that cargo settles on the same features and builds their libraries once.
+    for verb in [&["build", "--bins"][..], &["test", "--no-run", "--lib", "--bins", "--tests", "--benches"]] {
         let mut cargo = cargo(root);
-        cargo.args(arguments).args(["--message-format", "json", "--quiet"]);
-        if arguments[0] != "bench" {
-            cargo.arg("--release");
-        }
-        programs.extend(executables(prefix, &capture(&mut cargo)?.stdout)?);
+        cargo.args(verb).args(["--release", "--workspace", "--exclude", "xtask", "--quiet"]);
+        eprintln!("cargo {} --release", verb.join(" "));
+        programs.extend(executables(&capture(cargo.args(["--message-format", "json"]))?.stdout)?);
     }
+    ensure!(!programs.is_empty(), "cargo built no program");
     let folder = root.join(FOLDER);
     if folder.exists() {
         fs::remove_dir_all(&folder)?;
@@ -64,8 +59,8 @@ pub fn run(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The programs of cargo's JSON messages, named by `prefix`, package and target.
-fn executables(prefix: &str, messages: &str) -> Result<Vec<Program>> {
+/// The programs of cargo's JSON messages, named by what they are, their package and target.
+fn executables(messages: &str) -> Result<Vec<Program>> {
     let mut programs = Vec::new();
     for line in messages.lines().filter(|line| line.starts_with('{')) {
         let message: Value = serde_json::from_str(line)?;
@@ -73,15 +68,15 @@ fn executables(prefix: &str, messages: &str) -> Result<Vec<Program>> {
         let target = message["target"]["name"].as_str().context("a cargo message without a target")?;
         let manifest = Path::new(message["manifest_path"].as_str().context("a cargo message without a manifest")?);
         let package = manifest.parent().and_then(Path::file_name).context("a manifest without a folder")?;
-        let name = match prefix {
-            "test_" => format!("test_{}_{target}", package.to_string_lossy()),
-            // `cargo bench` also lists the harness of library tests; it is among the tests.
-            "bench_" if message["target"]["kind"][0] != "bench" => continue,
-            _ => format!("{prefix}{target}"),
+        let name = if message["target"]["kind"][0] == "bench" {
+            format!("bench_{target}")
+        } else if message["profile"]["test"] == true {
+            format!("test_{}_{target}", package.to_string_lossy())
+        } else {
+            target.to_owned()
         };
         programs.push(Program { name, path: path.into() });
     }
-    ensure!(prefix == "bench_" || !programs.is_empty(), "cargo built no program");
     Ok(programs)
 }
 
@@ -104,22 +99,18 @@ mod tests {
     use super::*;
 
     const MESSAGES: &str = r#"
-{"reason":"compiler-artifact","manifest_path":"x/host/Cargo.toml","target":{"kind":["lib"],"name":"oxattn"},"executable":null}
-{"reason":"compiler-artifact","manifest_path":"x/host/Cargo.toml","target":{"kind":["lib"],"name":"oxattn"},"executable":"x/oxattn-1"}
-{"reason":"compiler-artifact","manifest_path":"x/cli/Cargo.toml","target":{"kind":["bin"],"name":"oxattn"},"executable":"x/oxattn-2"}
-{"reason":"compiler-artifact","manifest_path":"x/benches/Cargo.toml","target":{"kind":["bench"],"name":"plan"},"executable":"x/plan-3"}
+{"manifest_path":"x/host/Cargo.toml","target":{"kind":["lib"],"name":"oxattn"},"profile":{"test":false},"executable":null}
+{"manifest_path":"x/host/Cargo.toml","target":{"kind":["lib"],"name":"oxattn"},"profile":{"test":true},"executable":"x/a"}
+{"manifest_path":"x/cli/Cargo.toml","target":{"kind":["bin"],"name":"oxattn"},"profile":{"test":true},"executable":"x/b"}
+{"manifest_path":"x/cli/Cargo.toml","target":{"kind":["bin"],"name":"oxattn"},"profile":{"test":false},"executable":"x/c"}
+{"manifest_path":"x/benches/Cargo.toml","target":{"kind":["bench"],"name":"plan"},"profile":{"test":true},"executable":"x/d"}
 {"reason":"build-finished","success":true}
 "#;
 
-    fn names(prefix: &str) -> Vec<String> {
-        executables(prefix, MESSAGES).unwrap().into_iter().map(|program| program.name).collect()
-    }
-
     #[test]
     fn programs_of_one_target_name_stay_apart() {
-        assert_eq!(names("test_"), ["test_host_oxattn", "test_cli_oxattn", "test_benches_plan"]);
-        assert_eq!(names("bench_"), ["bench_plan"]);
-        assert!(executables("", "{\"reason\":\"build-finished\"}\n").is_err());
+        let names: Vec<String> = executables(MESSAGES).unwrap().into_iter().map(|program| program.name).collect();
+        assert_eq!(names, ["test_host_oxattn", "test_cli_oxattn", "oxattn", "bench_plan"]);
     }
 
     #[test]
