@@ -1,6 +1,6 @@
 //! Other programs, run to the end: their output, or an error that quotes them.
 
-use std::process::Command;
+use std::{path::Path, process::Command};
 
 use anyhow::{Context, Result, bail};
 
@@ -29,6 +29,13 @@ pub fn show(command: &mut Command) -> Result<()> {
         bail!("{} ended with {status}", shown(command));
     }
     Ok(())
+}
+
+/// The cargo that runs this program, started in the workspace's root.
+pub fn cargo(root: &Path) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root);
+    command
 }
 
 fn shown(command: &Command) -> String {

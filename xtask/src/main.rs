@@ -1,9 +1,12 @@
 //! The project's own verbs, one module each.
 //!
-//! [`ptx`] builds the kernels into the bundle and proves it fresh. `cargo xtask <verb> --help` lists the options.
+//! [`ptx`] builds the kernels into the bundle and proves it fresh, [`tidy`] checks format, lints and the house
+//! rules, [`gather`] collects what a machine without cargo needs. `cargo xtask <verb> --help` lists the options.
 
 mod command;
+mod gather;
 mod ptx;
+mod tidy;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -21,6 +24,10 @@ struct Arguments {
 enum Verb {
     /// Build every kernel to PTX, audit it, and write host/bundle/kernels.bundle.
     Ptx(ptx::Arguments),
+    /// Check format, lints, documentation and the house rules.
+    Tidy,
+    /// Collect release binaries of the tests, the benches and the command line into carry/.
+    Gather,
 }
 
 fn main() -> ExitCode {
@@ -37,6 +44,8 @@ fn run(arguments: Arguments) -> Result<()> {
     let root = workspace_root()?;
     match arguments.verb {
         Verb::Ptx(arguments) => ptx::run(&root, &arguments),
+        Verb::Tidy => tidy::run(&root),
+        Verb::Gather => gather::run(&root),
     }
 }
 

@@ -116,15 +116,14 @@ impl Bundle {
         })
     }
 
-    /// Unpacks a record's image and ends it with the NUL that the driver's loader of PTX text asks for (and that
-    /// machine code does not mind).
+    /// Unpacks a record's image. The driver's loader wants a NUL after PTX text, which is not part of the image.
     pub fn image(&self, record: &KernelRecord) -> Result<Vec<u8>, BundleError> {
         let symbol = || record.symbol.clone();
         let images = &self.bytes[self.images_begin..];
         let frame = part(images, record.offset_bytes, record.packed_bytes, &record.symbol)?;
         let mut decoder: StreamingDecoder<_, FrameDecoder> =
             StreamingDecoder::new(frame).map_err(|source| BundleError::Frame { symbol: symbol(), source })?;
-        let mut image = Vec::with_capacity(record.image_bytes.min(frame.len() * 64) + 1);
+        let mut image = Vec::with_capacity(record.image_bytes.min(frame.len() * 64));
         decoder
             .by_ref()
             .take(record.image_bytes as u64 + 1)
@@ -133,7 +132,6 @@ impl Bundle {
         if image.len() != record.image_bytes {
             return Err(BundleError::Length { symbol: symbol(), found: image.len(), expected: record.image_bytes });
         }
-        image.push(0);
         Ok(image)
     }
 }
@@ -193,7 +191,7 @@ mod tests {
         let bundle = Bundle::parse(sample(|_| {})).unwrap();
         let record = bundle.kernel("merge", Family::Sm90a).unwrap();
         assert_eq!((record.family, &record.image), (Family::Sm90a, &Image::Ptx));
-        assert_eq!(bundle.image(record).unwrap(), [PTX, b"\0"].concat());
+        assert_eq!(bundle.image(record).unwrap(), PTX);
         assert_eq!(bundle.cubin("merge", "sm_90a").unwrap().image, Image::Cubin("sm_90a".to_owned()));
         assert!(bundle.cubin("merge", "sm_80").is_none());
         assert!(bundle.kernel("attend", Family::Sm80).is_none());
