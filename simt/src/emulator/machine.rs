@@ -1,17 +1,21 @@
 //! The state of the block that runs now, and every question a thread may ask it.
-use std::{cell::Cell, collections::VecDeque, panic::Location, ptr};
+use std::{cell::Cell, collections::VecDeque, ptr};
 
 use corosensei::Yielder;
 
 use super::{
     arithmetic,
+    clock::{self, Accessor, Clocks},
     counters::Counters,
-    error::{Access, AccessKind, EmulatorError, Operation, Place, Space, Waiting},
+    error::{Access, AccessKind, Earlier, EmulatorError, Operation, Place, Space, Waiting},
     global::{GlobalMemory, Regions},
     launch::Launch,
     random::Random,
-    shared::{ByteState, SharedMemory},
+    shadow::{Conflict, Rule, Writers},
+    shared::SharedMemory,
+    site::{Site, Sites, Tag},
     tensor::{self, Registers},
+    traffic::{self, Traffic},
 };
 
 thread_local! {
@@ -22,7 +26,6 @@ thread_local! {
 /// Payload of the unwinding that stops a thread after an error.
 pub struct Stopped;
 
-type Site = &'static Location<'static>;
 type Outcome<T> = Result<T, Box<EmulatorError>>;
 
 pub struct Machine<'m> {
@@ -31,12 +34,18 @@ pub struct Machine<'m> {
     regions: &'m mut Regions,
     last_region: usize,
     shared: SharedMemory,
+    clocks: Clocks,
+    sites: Sites,
+    traffic: Traffic,
     random: Random,
     pub counters: Counters,
     error: Option<Box<EmulatorError>>,
+    /// The blocks of the grid in the order in which they run.
+    order: Vec<u32>,
     block: u32,
-    /// Index of the thread that runs.
+    /// Index of the thread that runs, and the same for the shadow memory.
     thread: u32,
+    accessor: Accessor,
     threads: Vec<Thread>,
     warps: Vec<Warp>,
     /// Bit `w` is set while warp `w` has a thread that can go on.
@@ -79,21 +88,43 @@ struct PendingCopy {
     source: u64,
     source_bytes: u32,
     site: Site,
+    /// Who had written the source's line when the copy started.
+    source_writers: Writers,
+}
+
+/// What an atomic orders.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    Relaxed,
+    AcquireRelease,
 }
 
 impl<'m> Machine<'m> {
-    pub fn new(launch: &Launch, step_limit: u64, memory: &'m mut GlobalMemory<'_>, random: Random) -> Self {
+    pub fn new(
+        launch: &Launch,
+        step_limit: u64,
+        order: Vec<u32>,
+        memory: &'m mut GlobalMemory<'_>,
+        random: Random,
+    ) -> Self {
+        let clocks = Clocks::new(memory.regions.next_rank);
+        memory.regions.next_rank += launch.grid_blocks;
         Machine {
             launch: *launch,
             step_limit,
             regions: &mut memory.regions,
             last_region: 0,
             shared: SharedMemory::new(launch.shared_bytes),
+            clocks,
+            sites: Sites::new(),
+            traffic: Traffic::new(launch.block_threads as usize / 32),
             random,
             counters: Counters::default(),
             error: None,
+            order,
             block: 0,
             thread: 0,
+            accessor: Accessor::default(),
             threads: Vec::new(),
             warps: Vec::new(),
             ready_warps: 0,
@@ -133,10 +164,12 @@ impl<'m> Machine<'m> {
         self.error.take().expect("a thread is only stopped after `fail`")
     }
 
-    pub fn start_block(&mut self, block: u32) {
+    /// Starts the block that runs as number `rank` of its launch.
+    pub fn start_block(&mut self, rank: u32) {
         let warps = self.launch.block_threads / 32;
-        self.block = block;
-        self.shared.reset();
+        self.block = self.order[rank as usize];
+        self.shared.shadow.reset();
+        self.clocks.start_block(self.clocks.first_rank() + rank, self.launch.block_threads);
         self.threads = (0..self.launch.block_threads)
             .map(|_| Thread {
                 yielder: ptr::null(),
@@ -167,7 +200,14 @@ impl<'m> Machine<'m> {
             self.ready_warps &= !(1 << warp);
         }
         self.thread = 32 * warp + lane;
+        self.start_run();
         Some(self.thread)
+    }
+
+    /// The running thread starts or goes on.
+    fn start_run(&mut self) {
+        self.accessor = self.clocks.accessor(self.thread);
+        self.traffic.start_run();
     }
 
     /// The running thread has returned from the kernel.
@@ -199,6 +239,9 @@ impl<'m> Machine<'m> {
         thread.steps += 1;
         if thread.steps > limit {
             return Err(Box::new(EmulatorError::StepLimit { limit, place: self.place(site) }));
+        }
+        if self.traffic.is_full(self.thread) {
+            self.traffic.gather(self.thread as usize / 32, &mut self.counters);
         }
         Ok(())
     }
@@ -241,11 +284,12 @@ impl Machine<'_> {
             let waiting = self.waiting(lanes);
             return Err(Box::new(EmulatorError::Divergence { block: self.block, warp: index as u32, waiting }));
         }
+        self.traffic.gather(index, &mut self.counters);
         match first {
             Status::Waiting(operation, site) => self.warp_arrived(index, operation, site)?,
             _ => {
                 self.exited_warps |= 1 << index;
-                self.try_block_barrier();
+                self.try_block_barrier()?;
             }
         }
         // Its warp was released: the last lane to arrive goes on without suspending.
@@ -256,6 +300,7 @@ impl Machine<'_> {
             if warp.ready == 0 {
                 self.ready_warps &= !(1 << index);
             }
+            self.start_run();
         }
         Ok(goes_on)
     }
@@ -277,11 +322,10 @@ impl Machine<'_> {
         match operation {
             Operation::SyncThreads => {
                 self.at_block_barrier |= 1 << index;
-                self.try_block_barrier();
-                return Ok(());
+                return self.try_block_barrier();
             }
             Operation::NamedBarrier { id, threads } => return self.arrive_named_barrier(index, id, threads),
-            Operation::SyncWarp => {}
+            Operation::SyncWarp => self.clocks.synchronise(1 << index),
             Operation::ShuffleXor | Operation::Shuffle => {
                 let values = registers.map(|registers| registers[0]);
                 for (lane, registers) in registers.iter_mut().enumerate() {
@@ -314,13 +358,25 @@ impl Machine<'_> {
         Ok(())
     }
 
-    fn try_block_barrier(&mut self) {
+    fn try_block_barrier(&mut self) -> Outcome<()> {
         let live = !0 >> (32 - self.warps.len()) & !self.exited_warps;
-        if self.at_block_barrier == live && live != 0 {
-            self.at_block_barrier = 0;
-            self.counters.block_barriers += 1;
-            self.release(live);
+        if self.at_block_barrier != live || live == 0 {
+            return Ok(());
         }
+        let mut sites = (0..self.warps.len()).filter_map(|warp| match self.threads[32 * warp].status {
+            Status::Waiting(_, site) => Some(site),
+            _ => None,
+        });
+        let first = sites.next();
+        if sites.any(|site| Some(site) != first) {
+            let waiting = self.waiting(0..self.threads.len());
+            return Err(Box::new(EmulatorError::MismatchedBarrier { block: self.block, waiting }));
+        }
+        self.at_block_barrier = 0;
+        self.counters.block_barriers += 1;
+        self.clocks.synchronise(live);
+        self.release(live);
+        Ok(())
     }
 
     /// Refuses what no phase of a named barrier can be.
@@ -358,6 +414,7 @@ impl Machine<'_> {
         if 32 * self.at_named_barrier[id as usize].count_ones() == threads {
             let warps = std::mem::take(&mut self.at_named_barrier[id as usize]);
             self.counters.named_barriers += 1;
+            self.clocks.synchronise(warps);
             self.release(warps);
         }
         Ok(())
@@ -384,70 +441,31 @@ impl Machine<'_> {
 /// Shared memory.
 impl Machine<'_> {
     /// Offset of an access that is aligned and inside.
+    #[inline]
     fn shared_offset(&self, kind: AccessKind, address: u32, bytes: u32, site: Site) -> Outcome<usize> {
-        let access = || self.access(Space::Shared, kind, address as u64, bytes, site);
-        let offset = self
-            .shared
-            .offset(address, bytes)
-            .ok_or_else(|| Box::new(EmulatorError::OutOfBounds { access: access() }))?;
-        if !address.is_multiple_of(bytes) {
-            return Err(Box::new(EmulatorError::Misaligned { access: access() }));
+        let offset = self.shared.offset(address, bytes);
+        match offset {
+            Some(offset) if address & (bytes - 1) == 0 => Ok(offset),
+            _ => {
+                let access = self.access(Space::Shared, kind, address as u64, bytes, site);
+                Err(Box::new(match offset {
+                    None => EmulatorError::OutOfBounds { access },
+                    Some(_) => EmulatorError::Misaligned { access, alignment: bytes },
+                }))
+            }
         }
-        Ok(offset)
-    }
-
-    fn read_shared(&mut self, kind: AccessKind, address: u32, bytes: u32, site: Site) -> Outcome<usize> {
-        let offset = self.shared_offset(kind, address, bytes, site)?;
-        let states = &self.shared.states[offset..offset + bytes as usize];
-        if let Some(first) = states.iter().position(|state| *state != ByteState::Written) {
-            let access = self.access(Space::Shared, kind, address as u64, bytes, site);
-            return Err(match states[first] {
-                ByteState::Pending => self.unfinished_copy(access, offset + first),
-                _ => Box::new(EmulatorError::Uninitialised { access, byte: address as u64 + first as u64 }),
-            });
-        }
-        Ok(offset)
-    }
-
-    fn write_shared(
-        &mut self,
-        kind: AccessKind,
-        address: u32,
-        bytes: u32,
-        site: Site,
-        state: ByteState,
-    ) -> Outcome<usize> {
-        let offset = self.shared_offset(kind, address, bytes, site)?;
-        let states = &mut self.shared.states[offset..offset + bytes as usize];
-        if let Some(first) = states.iter().position(|state| *state == ByteState::Pending) {
-            let access = self.access(Space::Shared, kind, address as u64, bytes, site);
-            return Err(self.unfinished_copy(access, offset + first));
-        }
-        states.fill(state);
-        Ok(offset)
-    }
-
-    fn unfinished_copy(&self, access: Access, offset: usize) -> Box<EmulatorError> {
-        let destination = (offset as u32 & !15) + super::shared::BASE;
-        let copy = self.threads.iter().enumerate().find_map(|(thread, state)| {
-            let copy = state.copies.iter().find(|copy| copy.destination == destination)?;
-            let place = Place { location: copy.site, thread: thread as u32, block: self.block };
-            Some(Access {
-                space: Space::Shared,
-                kind: AccessKind::AsyncCopy,
-                address: destination as u64,
-                bytes: 16,
-                place,
-            })
-        });
-        Box::new(EmulatorError::UnfinishedCopy { copy: copy.unwrap_or(access), access })
     }
 
     /// # Safety
     /// `into` is good for `bytes`.
     pub unsafe fn load_shared(&mut self, address: u32, into: *mut u8, bytes: u32, site: Site) -> Outcome<()> {
         self.step(site)?;
-        let offset = self.read_shared(AccessKind::Load, address, bytes, site)?;
+        let offset = self.shared_offset(AccessKind::Load, address, bytes, site)?;
+        let tag = self.sites.tag(AccessKind::Load, site);
+        if let Err(conflict) = self.shared.shadow.read(offset, bytes, tag, &self.accessor, &self.clocks) {
+            return Err(self.conflict(Space::Shared, AccessKind::Load, address as u64, bytes, site, conflict));
+        }
+        self.traffic.shared(self.thread, tag, offset, bytes);
         // SAFETY: the range was checked; `into` is the caller's promise.
         unsafe { ptr::copy_nonoverlapping(self.shared.bytes.as_ptr().add(offset), into, bytes as usize) };
         Ok(())
@@ -457,7 +475,12 @@ impl Machine<'_> {
     /// `from` is good for `bytes`.
     pub unsafe fn store_shared(&mut self, address: u32, from: *const u8, bytes: u32, site: Site) -> Outcome<()> {
         self.step(site)?;
-        let offset = self.write_shared(AccessKind::Store, address, bytes, site, ByteState::Written)?;
+        let offset = self.shared_offset(AccessKind::Store, address, bytes, site)?;
+        let tag = self.sites.tag(AccessKind::Store, site);
+        if let Err(conflict) = self.shared.shadow.write(offset, bytes, tag, &self.accessor, &self.clocks) {
+            return Err(self.conflict(Space::Shared, AccessKind::Store, address as u64, bytes, site, conflict));
+        }
+        self.traffic.shared(self.thread, tag, offset, bytes);
         // SAFETY: the range was checked; `from` is the caller's promise.
         unsafe { ptr::copy_nonoverlapping(from, self.shared.bytes.as_mut_ptr().add(offset), bytes as usize) };
         Ok(())
@@ -465,28 +488,72 @@ impl Machine<'_> {
 
     /// Register 0 of each lane is a row's address.
     fn load_matrix(&mut self, warp: usize, site: Site, transposed: bool) -> Outcome<()> {
-        let mut rows = [[0u16; 8]; 32];
+        const KIND: AccessKind = AccessKind::LoadMatrix;
+        let tag = self.sites.tag(KIND, site);
+        let accessor = self.clocks.warp_accessor(warp as u32);
         let running = self.thread;
+        let mut offsets = [0; 32];
+        let mut rows = [[0u16; 8]; 32];
         for (lane, row) in rows.iter_mut().enumerate() {
             // Errors name the lane that gave the address.
             self.thread = (32 * warp + lane) as u32;
             let address = self.warps[warp].registers[lane][0];
-            let offset = self.read_shared(AccessKind::LoadMatrix, address, 16, site)?;
+            let offset = self.shared_offset(KIND, address, 16, site)?;
+            if let Err(conflict) = self.shared.shadow.read(offset, 16, tag, &accessor, &self.clocks) {
+                return Err(self.conflict(Space::Shared, KIND, address as u64, 16, site, conflict));
+            }
             for (value, bytes) in row.iter_mut().zip(self.shared.bytes[offset..offset + 16].chunks_exact(2)) {
                 *value = u16::from_le_bytes([bytes[0], bytes[1]]);
             }
+            offsets[lane] = offset as u32;
         }
         self.thread = running;
+        for matrix in offsets.chunks_exact(8) {
+            let words = matrix.iter().flat_map(|offset| offset / 4..offset / 4 + 4);
+            self.counters.load_matrix_bank_conflicts += traffic::passes(words) - 1;
+        }
         tensor::distribute(&rows, transposed, &mut self.warps[warp].registers);
         self.counters.load_matrix += 1;
         Ok(())
+    }
+
+    /// Tells what an access of the running thread collided with.
+    #[cold]
+    fn conflict(
+        &self,
+        space: Space,
+        kind: AccessKind,
+        address: u64,
+        bytes: u32,
+        site: Site,
+        conflict: Conflict,
+    ) -> Box<EmulatorError> {
+        let access = self.access(space, kind, address, bytes, site);
+        let byte = address + conflict.offset as u64;
+        Box::new(match conflict.rule {
+            Rule::Uninitialised => EmulatorError::Uninitialised { access, byte },
+            Rule::Pending(thread, tag) => EmulatorError::UnfinishedCopy { copy: self.earlier(thread, tag), access },
+            Rule::Race(thread, tag) => {
+                EmulatorError::DataRace { byte, first: self.earlier(thread, tag), second: access }
+            }
+            Rule::NotConstant(thread, tag) => {
+                EmulatorError::NotConstant { load: access, store: self.earlier(thread, tag) }
+            }
+        })
+    }
+
+    fn earlier(&self, thread: u32, tag: Tag) -> Earlier {
+        let (rank, thread) = clock::thread_of(thread);
+        let block = self.order[(rank - self.clocks.first_rank()) as usize];
+        Earlier { kind: tag.kind(), place: Place { location: self.sites.site(tag), thread, block } }
     }
 }
 
 /// Global memory.
 impl Machine<'_> {
     /// Region and offset of an access that is aligned, inside and allowed.
-    fn global_offset(
+    #[inline]
+    fn global_access(
         &mut self,
         kind: AccessKind,
         address: u64,
@@ -494,34 +561,53 @@ impl Machine<'_> {
         alignment: u32,
         site: Site,
     ) -> Outcome<(usize, u64)> {
-        let access = self.access(Space::Global, kind, address, bytes, site);
         let Some(index) = self.regions.find(address, bytes, &mut self.last_region) else {
+            let access = self.access(Space::Global, kind, address, bytes, site);
             return Err(Box::new(EmulatorError::OutOfBounds { access }));
         };
-        if !address.is_multiple_of(alignment as u64) {
-            return Err(Box::new(EmulatorError::Misaligned { access }));
+        if address & (alignment as u64 - 1) != 0 {
+            let access = self.access(Space::Global, kind, address, bytes, site);
+            return Err(Box::new(EmulatorError::Misaligned { access, alignment }));
         }
+        let tag = self.sites.tag(kind, site);
+        let writes = matches!(kind, AccessKind::Store | AccessKind::Atomic);
         let region = self.regions.region(index);
-        if matches!(kind, AccessKind::Store | AccessKind::Atomic) && !region.writable {
-            return Err(Box::new(EmulatorError::ReadOnly { access }));
-        }
-        let offset = address - region.address;
-        if !region.written.is_empty() {
-            let written = &mut region.written[offset as usize..offset as usize + bytes as usize];
-            if kind == AccessKind::Store {
-                written.fill(true);
-            } else if let Some(first) = written.iter().position(|written| !written) {
-                return Err(Box::new(EmulatorError::Uninitialised { access, byte: address + first as u64 }));
+        let line_offset = address - region.line_address();
+        match &mut region.shadow {
+            Some(shadow) => {
+                let offset = line_offset as usize;
+                let result = match writes {
+                    true => shadow.write(offset, bytes, tag, &self.accessor, &self.clocks),
+                    false => shadow.read(offset, bytes, tag, &self.accessor, &self.clocks),
+                };
+                if let Err(conflict) = result {
+                    return Err(self.conflict(Space::Global, kind, address, bytes, site, conflict));
+                }
             }
+            None if writes => {
+                let access = self.access(Space::Global, kind, address, bytes, site);
+                return Err(Box::new(EmulatorError::ReadOnly { access }));
+            }
+            None => {}
         }
-        Ok((index, offset))
+        if kind != AccessKind::Atomic {
+            self.traffic.global(self.thread, tag, index, line_offset);
+        }
+        Ok((index, address - self.regions.region(index).address))
     }
 
     /// # Safety
     /// `into` is good for `bytes`.
-    pub unsafe fn load_global(&mut self, address: u64, into: *mut u8, bytes: u32, site: Site) -> Outcome<()> {
+    pub unsafe fn load_global(
+        &mut self,
+        kind: AccessKind,
+        address: u64,
+        into: *mut u8,
+        bytes: u32,
+        site: Site,
+    ) -> Outcome<()> {
         self.step(site)?;
-        let (index, offset) = self.global_offset(AccessKind::Load, address, bytes, bytes, site)?;
+        let (index, offset) = self.global_access(kind, address, bytes, bytes, site)?;
         // SAFETY: the range was checked; `into` is the caller's promise.
         unsafe { self.regions.region(index).read(offset, into, bytes) };
         Ok(())
@@ -531,16 +617,20 @@ impl Machine<'_> {
     /// `from` is good for `bytes`.
     pub unsafe fn store_global(&mut self, address: u64, from: *const u8, bytes: u32, site: Site) -> Outcome<()> {
         self.step(site)?;
-        let (index, offset) = self.global_offset(AccessKind::Store, address, bytes, bytes, site)?;
+        let (index, offset) = self.global_access(AccessKind::Store, address, bytes, bytes, site)?;
         // SAFETY: the range was checked and is writable; `from` is the caller's promise.
         unsafe { self.regions.region(index).write(offset, from, bytes) };
         Ok(())
     }
 
-    pub fn atomic(&mut self, address: u64, site: Site, update: impl Fn(u32) -> u32) -> Outcome<u32> {
+    pub fn atomic(&mut self, address: u64, site: Site, order: Order, update: impl Fn(u32) -> u32) -> Outcome<u32> {
         self.step(site)?;
-        let (index, offset) = self.global_offset(AccessKind::Atomic, address, 4, 4, site)?;
+        let (index, offset) = self.global_access(AccessKind::Atomic, address, 4, 4, site)?;
         self.counters.atomics += 1;
+        if order == Order::AcquireRelease {
+            self.clocks.acquire_release(address, self.thread);
+            self.accessor = self.clocks.accessor(self.thread);
+        }
         let region = self.regions.region(index);
         let mut bytes = [0; 4];
         // SAFETY: the range was checked and is writable.
@@ -556,17 +646,27 @@ impl Machine<'_> {
 /// the rules allow.
 impl Machine<'_> {
     pub fn start_copy(&mut self, destination: u32, source: u64, source_bytes: u32, site: Site) -> Outcome<()> {
+        const KIND: AccessKind = AccessKind::AsyncCopy;
         self.step(site)?;
         if source_bytes > 16 {
             return Err(Box::new(EmulatorError::CopySize { source_bytes, place: self.place(site) }));
         }
-        self.write_shared(AccessKind::AsyncCopy, destination, 16, site, ByteState::Pending)?;
+        let offset = self.shared_offset(KIND, destination, 16, site)?;
+        let tag = self.sites.tag(KIND, site);
+        if let Err(conflict) = self.shared.shadow.write(offset, 16, tag, &self.accessor, &self.clocks) {
+            return Err(self.conflict(Space::Shared, KIND, destination as u64, 16, site, conflict));
+        }
+        let mut source_writers = Writers::default();
         if source_bytes > 0 {
-            self.global_offset(AccessKind::AsyncCopy, source, source_bytes, 16, site)?;
+            let (index, _) = self.global_access(KIND, source, source_bytes, 16, site)?;
+            let region = self.regions.region(index);
+            if let Some(shadow) = &region.shadow {
+                source_writers = shadow.writers((source - region.line_address()) as usize);
+            }
         }
         self.counters.async_copy_bytes += source_bytes as u64;
         let thread = self.running();
-        thread.copies.push_back(PendingCopy { destination, source, source_bytes, site });
+        thread.copies.push_back(PendingCopy { destination, source, source_bytes, site, source_writers });
         thread.uncommitted += 1;
         Ok(())
     }
@@ -591,14 +691,38 @@ impl Machine<'_> {
     fn finish_copy(&mut self, copy: PendingCopy) -> Outcome<()> {
         let mut bytes = [0; 16];
         if copy.source_bytes > 0 {
-            let (index, offset) =
-                self.global_offset(AccessKind::AsyncCopy, copy.source, copy.source_bytes, 16, copy.site)?;
-            // SAFETY: the range was checked, and `bytes` has room for 16.
-            unsafe { self.regions.region(index).read(offset, bytes.as_mut_ptr(), copy.source_bytes) };
+            let index = self
+                .regions
+                .find(copy.source, copy.source_bytes, &mut self.last_region)
+                .expect("the copy was checked when it started");
+            self.check_source(index, &copy)?;
+            let region = self.regions.region(index);
+            // SAFETY: the range was checked when the copy started, and `bytes` has room for 16.
+            unsafe { region.read(copy.source - region.address, bytes.as_mut_ptr(), copy.source_bytes) };
         }
         let offset = self.shared_offset(AccessKind::AsyncCopy, copy.destination, 16, copy.site)?;
         self.shared.bytes[offset..offset + 16].copy_from_slice(&bytes);
-        self.shared.states[offset..offset + 16].fill(ByteState::Written);
+        self.shared.shadow.land(offset, &self.accessor);
         Ok(())
+    }
+
+    /// Nobody may write the source while the copy runs; until its wait, the copy may read.
+    fn check_source(&mut self, index: usize, copy: &PendingCopy) -> Outcome<()> {
+        const KIND: AccessKind = AccessKind::AsyncCopy;
+        let tag = self.sites.tag(KIND, copy.site);
+        let region = self.regions.region(index);
+        let offset = (copy.source - region.line_address()) as usize;
+        let Some(shadow) = &mut region.shadow else { return Ok(()) };
+        let changed = shadow.writers(offset).iter().zip(&copy.source_writers).position(|(now, then)| now != then);
+        let result = match changed {
+            Some(granule) if 2 * granule < copy.source_bytes as usize => {
+                let writer = shadow.writers(offset)[granule].0;
+                let tag = shadow.last_write(offset + 2 * granule);
+                Err(Conflict { rule: Rule::Race(writer, tag), offset: 2 * granule })
+            }
+            _ => shadow.read(offset, copy.source_bytes, tag, &self.accessor, &self.clocks),
+        };
+        result
+            .map_err(|conflict| self.conflict(Space::Global, KIND, copy.source, copy.source_bytes, copy.site, conflict))
     }
 }
