@@ -1,6 +1,7 @@
 //! Kernels with one planted bug each: the emulator must name the rule, the lines and the threads.
 //! Lines are found by the comment that marks them.
-use std::collections::BTreeSet;
+#![expect(clippy::undocumented_unsafe_blocks, reason = "these kernels break the contracts on purpose")]
+use std::{cell::Cell, collections::BTreeSet};
 
 use simt::{
     asynchronous::{commit_async_copies, copy_async_16, wait_async_copies},
@@ -116,7 +117,9 @@ fn out_of_bounds() {
     let end = run(32, 0, || unsafe {
         Shared::<f32>::dynamic().add(255 + thread_idx_x()).store(0.0); // past the end
     });
-    let EmulatorError::OutOfBounds { access } = end.unwrap_err() else { panic!() };
+    let EmulatorError::OutOfBounds { access, nearest } = end.unwrap_err() else { panic!() };
+    let start = Shared::<u8>::dynamic().address() as u64;
+    assert_eq!(nearest, Some(start..start + 1024));
     assert_eq!(access.place.location.line(), line_of("past the end"));
     assert!(access.place.thread > 0);
 
@@ -135,7 +138,8 @@ fn out_of_bounds() {
                 input.add(index).load(); // global out of bounds
             }
         });
-        let EmulatorError::OutOfBounds { access } = error.unwrap_err() else { panic!() };
+        let EmulatorError::OutOfBounds { access, nearest } = error.unwrap_err() else { panic!() };
+        assert_eq!(nearest, Some(input.address()..input.address() + 160));
         assert_eq!((access.space, access.place.location.line()), (Space::Global, line_of("global out of bounds")));
     }
 }
@@ -324,7 +328,6 @@ unsafe fn last_block_sums(
     barrier: bool,
     count: unsafe fn(Global<u32>) -> u32,
 ) {
-    // SAFETY: the launch registers 4 x 64 partial sums, the counter and the sum.
     unsafe {
         let (thread, shared) = (thread_idx_x(), Shared::<u32>::dynamic());
         partial.add((block_idx_x() * 64 + thread) as u64).store(thread); // partial: store
@@ -362,6 +365,41 @@ fn atomics_order_blocks() {
     expect_race(["partial: store", "partial: load"], |seed| {
         run_last_block(seed, false, |counter| unsafe { fetch_add(counter, 1) }).map(|_| ())
     });
+}
+
+#[test]
+fn what_an_atomic_taught_is_passed_on() {
+    // The first block tells the second through one counter, the second tells the third through another.
+    let run_chain = |seed: u64, second_listens: bool| {
+        let (mut data, turn) = ([0u32; 3], Cell::new(0));
+        let mut memory = GlobalMemory::new();
+        let data: Global<u32> = memory.writable(&mut data);
+        let kernel = || unsafe {
+            if thread_idx_x() == 11 {
+                match turn.replace(turn.get() + 1) {
+                    0 => {
+                        data.store(1); // chain: store
+                        fetch_add(data.add(1), 1);
+                    }
+                    1 => {
+                        if second_listens {
+                            fetch_add(data.add(1), 0);
+                        }
+                        fetch_add(data.add(2), 1);
+                    }
+                    _ => {
+                        fetch_add(data.add(2), 0);
+                        data.load(); // chain: load
+                    }
+                }
+            }
+        };
+        Launch { grid_blocks: 3, ..block(32, seed) }.run(&mut memory, kernel).map(|_| ())
+    };
+    for seed in SEEDS {
+        run_chain(seed, true).unwrap();
+    }
+    expect_race(["chain: store", "chain: load"], |seed| run_chain(seed, false));
 }
 
 #[test]
@@ -473,7 +511,7 @@ fn copy_read_before_its_wait() {
 fn copy_waited_for_by_the_wrong_count() {
     expect_unfinished("count: load", "count: second copy", |seed| {
         let kernel = |source: Global<u8>, destination: Shared<u8>| unsafe {
-            if lane_idx() % 2 == 0 {
+            if lane_idx().is_multiple_of(2) {
                 copy_async_16(destination, source, 16);
                 commit_async_copies();
                 copy_async_16(destination.add(16), source, 16); // count: second copy
@@ -530,7 +568,6 @@ fn copy_waited_for_without_a_barrier() {
 
 /// Loads another thread's bytes, once they have landed.
 unsafe fn load_of_another(thread: u32) {
-    // SAFETY: inside the block's shared memory.
     unsafe {
         Shared::<[u32; 4]>::dynamic().add(thread).load(); // landed: load
     }

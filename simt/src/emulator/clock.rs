@@ -40,21 +40,25 @@ pub struct Reading {
 }
 
 /// Id of a thread: unique over the launches on one memory, and not 0.
+#[inline]
 pub fn thread_id(rank: u32, thread: u32) -> u32 {
     rank * 1024 + thread + 1
 }
 
 /// Rank and index in its block of the thread with this id.
+#[inline]
 pub fn thread_of(id: u32) -> (u32, u32) {
     ((id - 1) / 1024, (id - 1) % 1024)
 }
 
 /// Id of the warp of a thread.
+#[inline]
 pub fn warp_id(thread_id: u32) -> u32 {
     (thread_id - 1) / 32 + 1
 }
 
 /// Id of the thread at a lane of a warp.
+#[inline]
 pub fn lane_id(warp_id: u32, lane: u32) -> u32 {
     (warp_id - 1) * 32 + lane + 1
 }
@@ -131,10 +135,12 @@ impl Clocks {
         self.learned_by_thread = vec![None; threads];
     }
 
+    #[inline]
     pub fn first_rank(&self) -> u32 {
         self.first_rank
     }
 
+    #[inline]
     pub fn accessor(&self, thread: u32) -> Accessor {
         let id = thread_id(self.rank, thread);
         Accessor { thread: id, warp: warp_id(id), lanes: 1 << (thread % 32), epoch: self.epochs[thread as usize] }

@@ -1,5 +1,5 @@
 //! What the emulator reports: one variant for each rule a kernel can break, with the places that broke it.
-use std::{fmt, panic::Location};
+use std::{fmt, ops::Range, panic::Location};
 
 /// Which memory an access went to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,10 +124,12 @@ pub enum EmulatorError {
         reason: String,
     },
     /// An access outside the block's shared memory or outside every registered global region.
-    #[error("out of bounds: {access}")]
+    #[error("out of bounds: {access}; {}", Nearest(.nearest))]
     OutOfBounds {
         /// The access.
         access: Access,
+        /// Addresses of the memory that ends or begins closest to it; `None` where there is none at all.
+        nearest: Option<Range<u64>>,
     },
     /// The address is not a multiple of the access's size (of 16 at both ends of an asynchronous copy).
     #[error("misaligned: {access}, wanted a multiple of {alignment}")]
@@ -313,6 +315,19 @@ impl fmt::Display for Waiting {
         match &self.point {
             Some((operation, location)) => write!(f, " at {operation} ({location})"),
             None => f.write_str(" exited"),
+        }
+    }
+}
+
+struct Nearest<'a>(&'a Option<Range<u64>>);
+
+impl fmt::Display for Nearest<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(Range { start, end }) => {
+                write!(f, "the nearest memory is {} bytes at {start:#x} to {end:#x}", end - start)
+            }
+            None => f.write_str("no memory is registered"),
         }
     }
 }

@@ -1,5 +1,5 @@
 //! The device memory of a launch: the host slices it may touch, and nothing else.
-use std::marker::PhantomData;
+use std::{marker::PhantomData, ops::Range};
 
 use bytemuck::{NoUninit, Pod};
 
@@ -64,6 +64,7 @@ impl<'a> GlobalMemory<'a> {
 
 impl Regions {
     /// Index of the region that holds all of `address .. address + bytes`. `last` is where the previous one was.
+    #[inline]
     pub(super) fn find(&self, address: u64, bytes: u32, last: &mut usize) -> Option<usize> {
         let holds = |region: &Region| {
             let offset = address.wrapping_sub(region.address);
@@ -75,6 +76,13 @@ impl Regions {
         Some(*last)
     }
 
+    /// Addresses of the region whose start or end is closest to `address`.
+    pub(super) fn nearest(&self, address: u64) -> Option<Range<u64>> {
+        let addresses = self.list.iter().map(|region| region.address..region.address + region.bytes);
+        addresses.min_by_key(|range| address.abs_diff(range.start).min(address.abs_diff(range.end)))
+    }
+
+    #[inline]
     pub(super) fn region(&mut self, index: usize) -> &mut Region {
         &mut self.list[index]
     }
@@ -82,6 +90,7 @@ impl Regions {
 
 impl Region {
     /// The 16-byte line in which the region begins.
+    #[inline]
     pub(super) fn line_address(&self) -> u64 {
         self.address & !15
     }
@@ -90,6 +99,7 @@ impl Region {
     ///
     /// # Safety
     /// `offset .. offset + bytes` is inside the region and `into` is good for `bytes`.
+    #[inline]
     pub(super) unsafe fn read(&self, offset: u64, into: *mut u8, bytes: u32) {
         // SAFETY: the region is borrowed for as long as the GlobalMemory lives; the range is the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(self.base.add(offset as usize), into, bytes as usize) }
@@ -99,6 +109,7 @@ impl Region {
     ///
     /// # Safety
     /// As [`read`](Self::read), and the region is writable.
+    #[inline]
     pub(super) unsafe fn write(&mut self, offset: u64, from: *const u8, bytes: u32) {
         // SAFETY: as in `read`; a writable region was borrowed exclusively.
         unsafe { std::ptr::copy_nonoverlapping(from, self.base.add(offset as usize), bytes as usize) }

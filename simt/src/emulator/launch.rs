@@ -46,7 +46,7 @@ pub struct Report {
 
 impl Launch {
     /// Memory accesses and collectives one thread may make: the emulator needs seconds for as many.
-    const STEP_LIMIT: u64 = 1 << 26;
+    const STEP_LIMIT: u64 = 1 << 24;
 
     /// Runs `kernel` once for every thread of the grid.
     ///

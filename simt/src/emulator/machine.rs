@@ -12,7 +12,7 @@ use super::{
     launch::Launch,
     random::Random,
     shadow::{Conflict, Rule, Writers},
-    shared::SharedMemory,
+    shared::{self, SharedMemory},
     site::{Site, Sites, Tag},
     tensor::{self, Registers},
     traffic::{self, Traffic},
@@ -134,22 +134,28 @@ impl<'m> Machine<'m> {
         }
     }
 
+    #[inline]
     pub fn thread(&self) -> u32 {
         self.thread
     }
+    #[inline]
     pub fn block(&self) -> u32 {
         self.block
     }
+    #[inline]
     pub fn block_threads(&self) -> u32 {
         self.launch.block_threads
     }
+    #[inline]
     pub fn grid_blocks(&self) -> u32 {
         self.launch.grid_blocks
     }
 
+    #[inline]
     fn running(&mut self) -> &mut Thread {
         &mut self.threads[self.thread as usize]
     }
+    #[inline]
     pub fn yielder(&mut self) -> *const Yielder<(), ()> {
         self.running().yielder
     }
@@ -188,6 +194,7 @@ impl<'m> Machine<'m> {
     }
 
     /// Picks the thread that goes on now; `None` when none can.
+    #[inline]
     pub fn next_thread(&mut self) -> Option<u32> {
         if self.ready_warps == 0 {
             return None;
@@ -205,6 +212,7 @@ impl<'m> Machine<'m> {
     }
 
     /// The running thread starts or goes on.
+    #[inline]
     fn start_run(&mut self) {
         self.accessor = self.clocks.accessor(self.thread);
         self.traffic.start_run();
@@ -259,6 +267,7 @@ impl Machine<'_> {
     }
 
     /// What the rendezvous gave the running thread.
+    #[inline]
     pub fn results(&self) -> Registers {
         self.warps[self.thread as usize / 32].registers[self.thread as usize % 32]
     }
@@ -449,7 +458,10 @@ impl Machine<'_> {
             _ => {
                 let access = self.access(Space::Shared, kind, address as u64, bytes, site);
                 Err(Box::new(match offset {
-                    None => EmulatorError::OutOfBounds { access },
+                    None => {
+                        let (start, bytes) = (shared::BASE as u64, self.launch.shared_bytes as u64);
+                        EmulatorError::OutOfBounds { access, nearest: (bytes > 0).then_some(start..start + bytes) }
+                    }
                     Some(_) => EmulatorError::Misaligned { access, alignment: bytes },
                 }))
             }
@@ -563,7 +575,8 @@ impl Machine<'_> {
     ) -> Outcome<(usize, u64)> {
         let Some(index) = self.regions.find(address, bytes, &mut self.last_region) else {
             let access = self.access(Space::Global, kind, address, bytes, site);
-            return Err(Box::new(EmulatorError::OutOfBounds { access }));
+            let nearest = self.regions.nearest(address);
+            return Err(Box::new(EmulatorError::OutOfBounds { access, nearest }));
         };
         if address & (alignment as u64 - 1) != 0 {
             let access = self.access(Space::Global, kind, address, bytes, site);
@@ -591,7 +604,7 @@ impl Machine<'_> {
             None => {}
         }
         if kind != AccessKind::Atomic {
-            self.traffic.global(self.thread, tag, index, line_offset);
+            self.traffic.global(self.thread, tag, index, line_offset, bytes);
         }
         Ok((index, address - self.regions.region(index).address))
     }

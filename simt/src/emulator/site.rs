@@ -20,13 +20,9 @@ impl Tag {
         AccessKind::AsyncCopy,
     ];
 
+    #[inline]
     pub fn kind(self) -> AccessKind {
         Tag::KINDS[(self.0 & 7) as usize]
-    }
-
-    /// As an index: distinct for distinct tags, and small.
-    pub fn index(self) -> usize {
-        self.0 as usize
     }
 }
 
