@@ -9,8 +9,9 @@ use simt::{
     block::{sync_named_barrier, sync_threads},
     emulator::{AccessKind, EmulatorError, GlobalMemory, Launch, Operation, Place, Space},
     global::Global,
+    number::Bf16,
     shared::Shared,
-    tensor::load_matrix_x4,
+    tensor::{Element, load_matrix_x4},
     thread::{block_idx_x, lane_idx, thread_idx_x, warp_idx},
     warp::{shuffle_xor_u32, sync_warp},
 };
@@ -642,6 +643,27 @@ fn lanes_at_different_shuffles() {
         let wanted =
             [(line_of("left shuffle"), (32..42).collect()), (line_of("right shuffle"), (42..64).collect::<Vec<_>>())];
         assert_eq!(found, wanted);
+    }
+}
+
+#[test]
+fn lanes_at_different_collectives() {
+    /// Generic code is named by its own line.
+    fn multiply<E: Element>() {
+        unsafe { E::multiply_accumulate(&mut [0.0; 4], [0; 4], [0; 2]) }; // left at mma
+    }
+    for seed in SEEDS {
+        let error = run(32, seed, || unsafe {
+            if lane_idx() < 16 {
+                multiply::<Bf16>();
+            } else {
+                sync_warp(); // left at sync_warp
+            }
+        });
+        let EmulatorError::Divergence { waiting, .. } = error.unwrap_err() else { panic!() };
+        let found: Vec<_> = waiting.iter().map(|group| group.point.unwrap()).collect();
+        assert_eq!((found[0].0, found[0].1.line()), (Operation::MmaBf16, line_of("left at mma")));
+        assert_eq!((found[1].0, found[1].1.line()), (Operation::SyncWarp, line_of("left at sync_warp")));
     }
 }
 

@@ -46,9 +46,10 @@ pub struct Report {
 
 impl Launch {
     /// Memory accesses and collectives one thread may make: the emulator needs seconds for as many.
-    const STEP_LIMIT: u64 = 1 << 24;
+    const STEP_LIMIT: u64 = 1 << 22;
 
-    /// Runs `kernel` once for every thread of the grid.
+    /// Runs `kernel` once for every thread of the grid. A kernel that needs more stack than a coroutine has
+    /// (256 KiB) hits a guard page and ends the process.
     ///
     /// # Errors
     /// The first rule that the kernel breaks; memory then holds whatever had been written by that time.

@@ -122,7 +122,7 @@ impl Traffic {
     /// `offset` counts from the 16-byte line in which the region starts, as if that were a sector's start.
     #[inline]
     pub fn global(&mut self, thread: u32, tag: Tag, region: usize, offset: u64, bytes: u32) {
-        let sector = (region as u64) << 48 | offset / SECTOR_BYTES;
+        let sector = ((region as u64) << 48) | (offset / SECTOR_BYTES);
         self.global[thread as usize / 32].add(self.run, thread % 32, tag, bytes, sector);
     }
 
