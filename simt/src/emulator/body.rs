@@ -7,8 +7,8 @@ use std::{
 pub use super::arithmetic::{exp2, log2, reciprocal};
 use super::{
     arithmetic,
-    error::{EmulatorError, Operation},
-    machine::{CURRENT, Machine, Stopped},
+    error::{AccessKind, EmulatorError, Operation},
+    machine::{CURRENT, Machine, Order, Stopped},
     tensor::Registers,
 };
 
@@ -171,15 +171,23 @@ pub unsafe fn load_global<T: Word>(address: u64) -> T {
     let mut value = MaybeUninit::<T>::uninit();
     // SAFETY: as in `load_shared`.
     unsafe {
-        with(|machine| machine.load_global(address, value.as_mut_ptr().cast(), size_of::<T>() as u32, site));
+        with(|machine| {
+            machine.load_global(AccessKind::Load, address, value.as_mut_ptr().cast(), size_of::<T>() as u32, site)
+        });
         value.assume_init()
     }
 }
 #[inline]
 #[track_caller]
 pub unsafe fn load_global_constant<T: Word>(address: u64) -> T {
-    // SAFETY: the face's contract.
-    unsafe { load_global(address) }
+    let site = Location::caller();
+    let mut value = MaybeUninit::<T>::uninit();
+    let size = size_of::<T>() as u32;
+    // SAFETY: as in `load_shared`.
+    unsafe {
+        with(|machine| machine.load_global(AccessKind::LoadConstant, address, value.as_mut_ptr().cast(), size, site));
+        value.assume_init()
+    }
 }
 #[inline]
 #[track_caller]
@@ -192,12 +200,12 @@ pub unsafe fn store_global<T: Word>(address: u64, value: T) {
 #[track_caller]
 pub unsafe fn atomic_fetch_add(address: u64, value: u32) -> u32 {
     let site = Location::caller();
-    with(|machine| machine.atomic(address, site, |old| old.wrapping_add(value)))
+    with(|machine| machine.atomic(address, site, Order::AcquireRelease, |old| old.wrapping_add(value)))
 }
 #[track_caller]
 pub unsafe fn atomic_fetch_min(address: u64, value: u32) -> u32 {
     let site = Location::caller();
-    with(|machine| machine.atomic(address, site, |old| old.min(value)))
+    with(|machine| machine.atomic(address, site, Order::Relaxed, |old| old.min(value)))
 }
 
 #[track_caller]

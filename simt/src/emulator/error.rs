@@ -1,5 +1,5 @@
 //! What the emulator reports: one variant for each rule a kernel can break, with the places that broke it.
-use std::{fmt, panic::Location};
+use std::{fmt, ops::Range, panic::Location};
 
 /// Which memory an access went to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,14 +16,16 @@ pub enum Space {
 pub enum AccessKind {
     /// A load of one thread.
     Load,
+    /// A load through the read-only path.
+    LoadConstant,
+    /// One row of an `ldmatrix`, read on behalf of the whole warp; the thread is the one that gave the address.
+    LoadMatrix,
     /// A store of one thread.
     Store,
     /// An atomic read-modify-write.
     Atomic,
     /// An asynchronous copy: it reads global memory and writes shared memory.
     AsyncCopy,
-    /// One row of an `ldmatrix`, read on behalf of the whole warp.
-    LoadMatrix,
 }
 
 /// A source line, and the thread that ran it.
@@ -48,6 +50,15 @@ pub struct Access {
     pub address: u64,
     /// Bytes touched.
     pub bytes: u32,
+    /// Who and where.
+    pub place: Place,
+}
+
+/// An earlier access, as far as it is remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Earlier {
+    /// Load, store or other.
+    pub kind: AccessKind,
     /// Who and where.
     pub place: Place,
 }
@@ -113,16 +124,20 @@ pub enum EmulatorError {
         reason: String,
     },
     /// An access outside the block's shared memory or outside every registered global region.
-    #[error("out of bounds: {access}")]
+    #[error("out of bounds: {access}; {}", Nearest(.nearest))]
     OutOfBounds {
         /// The access.
         access: Access,
+        /// Addresses of the memory that ends or begins closest to it; `None` where there is none at all.
+        nearest: Option<Range<u64>>,
     },
-    /// The address is not a multiple of the access's size.
-    #[error("misaligned: {access}, wanted a multiple of {}", .access.bytes)]
+    /// The address is not a multiple of the access's size (of 16 at both ends of an asynchronous copy).
+    #[error("misaligned: {access}, wanted a multiple of {alignment}")]
     Misaligned {
         /// The access.
         access: Access,
+        /// What the address must be a multiple of.
+        alignment: u32,
     },
     /// A write into a region registered as read-only.
     #[error("read-only memory: {access}")]
@@ -138,11 +153,29 @@ pub enum EmulatorError {
         /// Address of the first such byte.
         byte: u64,
     },
+    /// Two accesses to one byte, at least one of them a write, with nothing that orders them.
+    #[error("data race on byte {byte:#x}: {second} is not ordered after the {first}")]
+    DataRace {
+        /// Address of the first byte in common.
+        byte: u64,
+        /// The access that happened to run first.
+        first: Earlier,
+        /// The other.
+        second: Access,
+    },
+    /// A load through the read-only path of a byte that this launch has written.
+    #[error("not constant: {load} reads what the {store} wrote in the same launch")]
+    NotConstant {
+        /// The load.
+        load: Access,
+        /// The write.
+        store: Earlier,
+    },
     /// Shared memory that an unfinished asynchronous copy will write was touched.
-    #[error("unfinished copy: {access} touches bytes of the {copy}, which its thread has not waited for")]
+    #[error("unfinished copy: {access} touches bytes that the {copy} will write and its thread has not waited for")]
     UnfinishedCopy {
         /// The copy.
-        copy: Access,
+        copy: Earlier,
         /// The access that came too early.
         access: Access,
     },
@@ -162,6 +195,14 @@ pub enum EmulatorError {
         /// Index of the warp in the block.
         warp: u32,
         /// Where each lane of the warp is.
+        waiting: Vec<Waiting>,
+    },
+    /// The warps of a block met at different calls of `sync_threads`.
+    #[error("mismatched sync_threads in block {block}: {}", WaitList(.waiting))]
+    MismatchedBarrier {
+        /// The block.
+        block: u32,
+        /// Where each thread of the block is.
         waiting: Vec<Waiting>,
     },
     /// Every thread of the block waits, and no wait can be satisfied.
@@ -210,20 +251,32 @@ impl fmt::Display for Place {
     }
 }
 
-impl fmt::Display for Access {
+impl fmt::Display for AccessKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.kind {
+        f.write_str(match self {
             AccessKind::Load => "load",
+            AccessKind::LoadConstant => "constant load",
+            AccessKind::LoadMatrix => "ldmatrix row",
             AccessKind::Store => "store",
             AccessKind::Atomic => "atomic",
             AccessKind::AsyncCopy => "asynchronous copy",
-            AccessKind::LoadMatrix => "ldmatrix row",
-        };
+        })
+    }
+}
+
+impl fmt::Display for Earlier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.kind, self.place)
+    }
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let space = match self.space {
             Space::Shared => "shared",
             Space::Global => "global",
         };
-        write!(f, "{kind} of {} bytes at {space} {:#x} ({})", self.bytes, self.address, self.place)
+        write!(f, "{} of {} bytes at {space} {:#x} ({})", self.kind, self.bytes, self.address, self.place)
     }
 }
 
@@ -262,6 +315,19 @@ impl fmt::Display for Waiting {
         match &self.point {
             Some((operation, location)) => write!(f, " at {operation} ({location})"),
             None => f.write_str(" exited"),
+        }
+    }
+}
+
+struct Nearest<'a>(&'a Option<Range<u64>>);
+
+impl fmt::Display for Nearest<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(Range { start, end }) => {
+                write!(f, "the nearest memory is {} bytes at {start:#x} to {end:#x}", end - start)
+            }
+            None => f.write_str("no memory is registered"),
         }
     }
 }

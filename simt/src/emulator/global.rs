@@ -1,8 +1,9 @@
 //! The device memory of a launch: the host slices it may touch, and nothing else.
-use std::marker::PhantomData;
+use std::{marker::PhantomData, ops::Range};
 
 use bytemuck::{NoUninit, Pod};
 
+use super::shadow::Shadow;
 use crate::global::Global;
 
 /// The regions of host memory that a launch may touch. A kernel's global address is a host address.
@@ -17,16 +18,19 @@ pub struct GlobalMemory<'a> {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Regions(Vec<Region>);
+pub(super) struct Regions {
+    list: Vec<Region>,
+    /// Rank of the next block: blocks are counted over all launches.
+    pub(super) next_rank: u32,
+}
 
 #[derive(Debug)]
 pub(super) struct Region {
     base: *mut u8,
     pub(super) address: u64,
     pub(super) bytes: u64,
-    pub(super) writable: bool,
-    /// One flag a byte where the region began uninitialised; empty otherwise.
-    pub(super) written: Vec<bool>,
+    /// History of a writable region's bytes, counted from `line_address`. What is read-only has none.
+    pub(super) shadow: Option<Shadow>,
 }
 
 impl<'a> GlobalMemory<'a> {
@@ -51,35 +55,51 @@ impl<'a> GlobalMemory<'a> {
     }
 
     fn register<T>(&mut self, base: *mut u8, bytes: usize, writable: bool, uninitialised: bool) -> Global<T> {
-        let written = if uninitialised { vec![false; bytes] } else { Vec::new() };
-        self.regions.0.push(Region { base, address: base as u64, bytes: bytes as u64, writable, written });
-        Global::new(base as u64)
+        let address = base as u64;
+        let shadow = writable.then(|| Shadow::new(bytes + (address % 16) as usize, uninitialised));
+        self.regions.list.push(Region { base, address, bytes: bytes as u64, shadow });
+        Global::new(address)
     }
 }
 
 impl Regions {
     /// Index of the region that holds all of `address .. address + bytes`. `last` is where the previous one was.
+    #[inline]
     pub(super) fn find(&self, address: u64, bytes: u32, last: &mut usize) -> Option<usize> {
         let holds = |region: &Region| {
             let offset = address.wrapping_sub(region.address);
             offset < region.bytes && region.bytes - offset >= bytes as u64
         };
-        if !self.0.get(*last).is_some_and(holds) {
-            *last = self.0.iter().position(holds)?;
+        if !self.list.get(*last).is_some_and(holds) {
+            *last = self.list.iter().position(holds)?;
         }
         Some(*last)
     }
 
+    /// Addresses of the region whose start or end is closest to `address`.
+    pub(super) fn nearest(&self, address: u64) -> Option<Range<u64>> {
+        let addresses = self.list.iter().map(|region| region.address..region.address + region.bytes);
+        addresses.min_by_key(|range| address.abs_diff(range.start).min(address.abs_diff(range.end)))
+    }
+
+    #[inline]
     pub(super) fn region(&mut self, index: usize) -> &mut Region {
-        &mut self.0[index]
+        &mut self.list[index]
     }
 }
 
 impl Region {
+    /// The 16-byte line in which the region begins.
+    #[inline]
+    pub(super) fn line_address(&self) -> u64 {
+        self.address & !15
+    }
+
     /// Copies bytes out of the region.
     ///
     /// # Safety
     /// `offset .. offset + bytes` is inside the region and `into` is good for `bytes`.
+    #[inline]
     pub(super) unsafe fn read(&self, offset: u64, into: *mut u8, bytes: u32) {
         // SAFETY: the region is borrowed for as long as the GlobalMemory lives; the range is the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(self.base.add(offset as usize), into, bytes as usize) }
@@ -89,6 +109,7 @@ impl Region {
     ///
     /// # Safety
     /// As [`read`](Self::read), and the region is writable.
+    #[inline]
     pub(super) unsafe fn write(&mut self, offset: u64, from: *const u8, bytes: u32) {
         // SAFETY: as in `read`; a writable region was borrowed exclusively.
         unsafe { std::ptr::copy_nonoverlapping(from, self.base.add(offset as usize), bytes as usize) }

@@ -8,6 +8,7 @@ use std::{
 use corosensei::{Coroutine, CoroutineResult, Yielder, stack::DefaultStack};
 
 use super::{
+    clock::MAX_RANKS,
     counters::Counters,
     error::EmulatorError,
     global::GlobalMemory,
@@ -44,15 +45,16 @@ pub struct Report {
 }
 
 impl Launch {
-    /// Memory accesses and collectives one thread may make: a loop of 2^28 of them takes seconds.
-    const STEP_LIMIT: u64 = 1 << 28;
+    /// Memory accesses and collectives one thread may make: the emulator needs seconds for as many.
+    const STEP_LIMIT: u64 = 1 << 22;
 
-    /// Runs `kernel` once for every thread of the grid.
+    /// Runs `kernel` once for every thread of the grid. A kernel that needs more stack than a coroutine has
+    /// (256 KiB) hits a guard page and ends the process.
     ///
     /// # Errors
     /// The first rule that the kernel breaks; memory then holds whatever had been written by that time.
     pub fn run(&self, memory: &mut GlobalMemory<'_>, kernel: impl Fn()) -> Result<Report, EmulatorError> {
-        self.check()?;
+        self.check(memory)?;
         let mut random = Random::new(self.seed);
         let mut order: Vec<u32> = (0..self.grid_blocks).collect();
         random.shuffle(&mut order);
@@ -62,13 +64,13 @@ impl Launch {
                 DefaultStack::new(STACK_BYTES).map_err(|error| EmulatorError::NoStack { reason: error.to_string() })?,
             );
         }
-        let mut machine = Machine::new(self, Self::STEP_LIMIT, memory, random);
-        let result = order.into_iter().try_for_each(|block| run_block(&mut machine, block, &kernel, &mut stacks));
+        let mut machine = Machine::new(self, Self::STEP_LIMIT, order, memory, random);
+        let result = (0..self.grid_blocks).try_for_each(|rank| run_block(&mut machine, rank, &kernel, &mut stacks));
         STACKS.set(stacks);
         result.map(|()| Report { counters: machine.counters })
     }
 
-    fn check(&self) -> Result<(), EmulatorError> {
+    fn check(&self, memory: &GlobalMemory<'_>) -> Result<(), EmulatorError> {
         let invalid =
             |field, found: u32, supported| Err(EmulatorError::InvalidLaunch { field, found: found as u64, supported });
         match *self {
@@ -77,6 +79,9 @@ impl Launch {
             }
             Launch { shared_bytes, .. } if shared_bytes > 227 << 10 => {
                 invalid("shared_bytes", shared_bytes, "at most 227 KiB")
+            }
+            Launch { grid_blocks, .. } if grid_blocks > MAX_RANKS - memory.regions.next_rank => {
+                invalid("grid_blocks", grid_blocks, "4 million blocks over all launches on one GlobalMemory")
             }
             _ => Ok(()),
         }
@@ -100,11 +105,12 @@ impl Drop for Entered {
 
 fn run_block(
     machine: &mut Machine<'_>,
-    block: u32,
+    rank: u32,
     kernel: &impl Fn(),
     stacks: &mut Vec<DefaultStack>,
 ) -> Result<(), EmulatorError> {
-    machine.start_block(block);
+    machine.start_block(rank);
+    let block = machine.block();
     // From here on only short borrows are made through this pointer, here and by the threads.
     let machine: *mut Machine<'_> = machine;
     let _entered = Entered::new(machine);

@@ -4,7 +4,7 @@ use crate::body;
 /// Waits for every thread of the block; orders their shared and global accesses.
 ///
 /// # Safety
-/// Every thread of the block that has not exited reaches this call.
+/// Every thread of the block that has not exited reaches this call, and warps exit whole.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn sync_threads() {

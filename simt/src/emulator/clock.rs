@@ -1,0 +1,234 @@
+//! Which accesses are ordered before which: vector clocks, kept by warp.
+//!
+//! Every collective that orders memory takes whole warps, so the lanes of a warp know the same of every other warp.
+//! A thread counts *epochs*: its warp's ordering collectives, and its own atomic releases in between. What a warp
+//! knows is one epoch for each warp of its block: all accesses of that warp up to it are ordered before what comes
+//! now. Knowledge gained through atomics may reach into other blocks; it is kept aside, because few kernels have any.
+//! The scheme follows FastTrack (Flanagan and Freund, PLDI 2009): an access is remembered as (thread, epoch).
+//!
+//! Blocks are numbered by *rank*, the order in which they started, counted over all launches on one memory.
+use std::{
+    collections::{BTreeMap, HashMap},
+    rc::Rc,
+};
+
+/// Ranks a [`GlobalMemory`](super::GlobalMemory) can count: thread ids are 32 bits, of which 10 are the thread.
+pub const MAX_RANKS: u32 = u32::MAX / 1024 - 1;
+
+/// Who accesses memory now.
+#[derive(Clone, Copy, Default)]
+pub struct Accessor {
+    /// Id of the thread; 0 where the warp reads as a whole.
+    pub thread: u32,
+    /// Id of its warp.
+    pub warp: u32,
+    /// The lanes that access.
+    pub lanes: u32,
+    pub epoch: u32,
+}
+
+/// Reads of one warp that were not ordered among themselves.
+#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct Reading {
+    /// Id of the warp; 0 for none.
+    pub warp: u32,
+    pub lanes: u32,
+    /// The latest of the lanes' epochs.
+    pub epoch: u32,
+    pub tag: super::site::Tag,
+}
+
+/// Id of a thread: unique over the launches on one memory, and not 0.
+#[inline]
+pub fn thread_id(rank: u32, thread: u32) -> u32 {
+    rank * 1024 + thread + 1
+}
+
+/// Rank and index in its block of the thread with this id.
+#[inline]
+pub fn thread_of(id: u32) -> (u32, u32) {
+    ((id - 1) / 1024, (id - 1) % 1024)
+}
+
+/// Id of the warp of a thread.
+#[inline]
+pub fn warp_id(thread_id: u32) -> u32 {
+    (thread_id - 1) / 32 + 1
+}
+
+/// Id of the thread at a lane of a warp.
+#[inline]
+pub fn lane_id(warp_id: u32, lane: u32) -> u32 {
+    (warp_id - 1) * 32 + lane + 1
+}
+
+/// What atomics have made known.
+#[derive(Clone, Default)]
+struct Knowledge {
+    /// By warp id: everything up to the epoch.
+    warps: BTreeMap<u32, u32>,
+    /// By thread id: what that thread alone did up to the epoch.
+    threads: BTreeMap<u32, u32>,
+}
+
+impl Knowledge {
+    fn learn(&mut self, other: &Knowledge) {
+        for (known, more) in [(&mut self.warps, &other.warps), (&mut self.threads, &other.threads)] {
+            for (&id, &epoch) in more {
+                let known = known.entry(id).or_default();
+                *known = epoch.max(*known);
+            }
+        }
+    }
+
+    fn covers(&self, thread: u32, epoch: u32) -> bool {
+        let reaches = |known: Option<&u32>| known.is_some_and(|known| epoch <= *known);
+        reaches(self.warps.get(&warp_id(thread))) || reaches(self.threads.get(&thread))
+    }
+}
+
+type Learned = Option<Rc<Knowledge>>;
+
+fn join(into: &mut Learned, other: &Learned) {
+    match (into.as_mut(), other) {
+        (_, None) => {}
+        (None, Some(_)) => into.clone_from(other),
+        (Some(known), Some(more)) if Rc::ptr_eq(known, more) => {}
+        (Some(known), Some(more)) => Rc::make_mut(known).learn(more),
+    }
+}
+
+pub struct Clocks {
+    /// Blocks of earlier ranks belong to earlier launches, which are ordered before this one.
+    first_rank: u32,
+    rank: u32,
+    /// Current epoch of each thread of the block.
+    epochs: Vec<u32>,
+    /// What each warp of the block knows of each.
+    known: Vec<[u32; 32]>,
+    learned_by_warp: Vec<Learned>,
+    learned_by_thread: Vec<Learned>,
+    /// What each atomic location has been told.
+    locations: HashMap<u64, Learned>,
+}
+
+impl Clocks {
+    pub fn new(first_rank: u32) -> Self {
+        Clocks {
+            first_rank,
+            rank: first_rank,
+            epochs: Vec::new(),
+            known: Vec::new(),
+            learned_by_warp: Vec::new(),
+            learned_by_thread: Vec::new(),
+            locations: HashMap::new(),
+        }
+    }
+
+    pub fn start_block(&mut self, rank: u32, threads: u32) {
+        let (threads, warps) = (threads as usize, threads as usize / 32);
+        self.rank = rank;
+        self.epochs = vec![1; threads];
+        self.known = vec![[0; 32]; warps];
+        self.learned_by_warp = vec![None; warps];
+        self.learned_by_thread = vec![None; threads];
+    }
+
+    #[inline]
+    pub fn first_rank(&self) -> u32 {
+        self.first_rank
+    }
+
+    #[inline]
+    pub fn accessor(&self, thread: u32) -> Accessor {
+        let id = thread_id(self.rank, thread);
+        Accessor { thread: id, warp: warp_id(id), lanes: 1 << (thread % 32), epoch: self.epochs[thread as usize] }
+    }
+
+    /// A warp that reads as a whole: no lane's own program order counts for the others.
+    pub fn warp_accessor(&self, warp: u32) -> Accessor {
+        let lanes = &self.epochs[32 * warp as usize..32 * warp as usize + 32];
+        let epoch = lanes.iter().copied().max().unwrap_or(0);
+        Accessor { thread: 0, warp: warp_id(thread_id(self.rank, 32 * warp)), lanes: !0, epoch }
+    }
+
+    /// Whether what `thread` did in `epoch` is ordered before what the accessor does now.
+    #[inline]
+    pub fn is_before(&self, thread: u32, epoch: u32, now: &Accessor) -> bool {
+        let (rank, index) = thread_of(thread);
+        (rank == self.rank && epoch <= self.known_here(index / 32, now))
+            || thread == now.thread
+            || self.is_before_elsewhere(thread, epoch, now)
+    }
+
+    /// Whether all of the reading is ordered before what the accessor does now.
+    #[inline]
+    pub fn reading_is_before(&self, reading: &Reading, now: &Accessor) -> bool {
+        let (rank, warp) = ((reading.warp - 1) / 32, (reading.warp - 1) % 32);
+        (rank == self.rank && reading.epoch <= self.known_here(warp, now))
+            || (reading.warp == now.warp && reading.lanes == now.lanes && now.thread != 0)
+            || (0..32)
+                .filter(|lane| reading.lanes >> lane & 1 == 1)
+                .map(|lane| lane_id(reading.warp, lane))
+                .all(|thread| thread == now.thread || self.is_before_elsewhere(thread, reading.epoch, now))
+    }
+
+    #[inline]
+    fn known_here(&self, warp: u32, now: &Accessor) -> u32 {
+        self.known[(now.warp as usize - 1) % 32][warp as usize]
+    }
+
+    #[cold]
+    fn is_before_elsewhere(&self, thread: u32, epoch: u32, now: &Accessor) -> bool {
+        let covers = |learned: &Learned| learned.as_ref().is_some_and(|known| known.covers(thread, epoch));
+        thread_of(thread).0 < self.first_rank
+            || covers(&self.learned_by_warp[(now.warp as usize - 1) % 32])
+            || (now.thread != 0 && covers(&self.learned_by_thread[thread_of(now.thread).1 as usize]))
+    }
+
+    /// Orders everything the warps of the set did before everything they will do.
+    pub fn synchronise(&mut self, warps: u32) {
+        let members = || (0..32usize).filter(|warp| warps >> warp & 1 == 1);
+        let mut known = [0; 32];
+        let mut learned = None;
+        for warp in members() {
+            for (known, more) in known.iter_mut().zip(&self.known[warp]) {
+                *known = (*known).max(*more);
+            }
+            join(&mut learned, &self.learned_by_warp[warp]);
+            for thread in 32 * warp..32 * warp + 32 {
+                if self.learned_by_thread[thread].is_some() {
+                    join(&mut learned, &self.learned_by_thread[thread].take());
+                }
+            }
+        }
+        for warp in members() {
+            known[warp] = self.epochs[32 * warp..32 * warp + 32].iter().copied().fold(known[warp], u32::max);
+        }
+        for warp in members() {
+            self.known[warp] = known;
+            self.epochs[32 * warp..32 * warp + 32].fill(known[warp] + 1);
+            self.learned_by_warp[warp].clone_from(&learned);
+        }
+    }
+
+    /// An atomic with acquire and release ordering: the thread tells the location all it knows, and learns what the
+    /// location has been told.
+    pub fn acquire_release(&mut self, address: u64, thread: u32) {
+        let (index, warp) = (thread as usize, thread as usize / 32);
+        let mut told = self.locations.remove(&address).flatten();
+        join(&mut told, &self.learned_by_warp[warp]);
+        join(&mut told, &self.learned_by_thread[index]);
+        let mut told = told.unwrap_or_default();
+        let knowledge = Rc::make_mut(&mut told);
+        for (warp, &epoch) in (0..).zip(&self.known[warp]).filter(|(_, epoch)| **epoch > 0) {
+            let known = knowledge.warps.entry(warp_id(thread_id(self.rank, 32 * warp))).or_default();
+            *known = epoch.max(*known);
+        }
+        knowledge.threads.insert(thread_id(self.rank, thread), self.epochs[index]);
+        self.learned_by_thread[index] = Some(told.clone());
+        self.locations.insert(address, Some(told));
+        self.epochs[index] += 1;
+    }
+}

@@ -1,0 +1,204 @@
+//! Rendezvous: lanes gather to their warp, warps to their barrier, and the last one releases all.
+//!
+//! A warp moves as a whole. It is released when its 32 lanes stand at one call (then the collective is computed for
+//! all of them), and it is an error when they stand at different ones or some have exited.
+use std::{ops::Range, ptr};
+
+use super::{Machine, Outcome, Status, Warp};
+use crate::emulator::{
+    arithmetic,
+    error::{EmulatorError, Operation, Waiting},
+    site::Site,
+    tensor::{self, Registers},
+};
+
+impl Machine<'_> {
+    /// The running thread arrives; true if it may go on at once, because it was the last one missing.
+    pub fn arrive(&mut self, operation: Operation, site: Site, operands: Registers) -> Outcome<bool> {
+        self.step(site)?;
+        let (warp, lane) = (self.thread as usize / 32, self.thread as usize % 32);
+        self.warps[warp].registers[lane] = operands;
+        self.running().status = Status::Waiting(operation, site);
+        self.stop_lane()
+    }
+
+    /// What the rendezvous gave the running thread.
+    #[inline]
+    pub fn results(&self) -> Registers {
+        self.warps[self.thread as usize / 32].registers[self.thread as usize % 32]
+    }
+
+    /// The running thread waits or has exited. Once its whole warp has, something must happen; true if the running
+    /// thread may go on.
+    pub(super) fn stop_lane(&mut self) -> Outcome<bool> {
+        let index = self.thread as usize / 32;
+        self.warps[index].stopped += 1;
+        if self.warps[index].stopped < 32 {
+            return Ok(false);
+        }
+        let lanes = 32 * index..32 * index + 32;
+        let first = self.threads[lanes.start].status;
+        let together = self.threads[lanes.clone()].iter().all(|thread| match (first, thread.status) {
+            (Status::Exited, Status::Exited) => true,
+            (Status::Waiting(operation, site), Status::Waiting(other, other_site)) => {
+                operation == other && (ptr::eq(site, other_site) || site == other_site)
+            }
+            _ => false,
+        });
+        if !together {
+            let waiting = self.waiting(lanes);
+            return Err(Box::new(EmulatorError::Divergence { block: self.block, warp: index as u32, waiting }));
+        }
+        self.traffic.gather(index, &mut self.counters);
+        match first {
+            Status::Waiting(operation, site) => self.warp_arrived(index, operation, site)?,
+            _ => {
+                self.exited_warps |= 1 << index;
+                self.try_block_barrier()?;
+            }
+        }
+        // Its warp was released: the last lane to arrive goes on without suspending.
+        let (warp, lane) = (&mut self.warps[index], self.thread % 32);
+        let goes_on = warp.ready >> lane & 1 == 1;
+        if goes_on {
+            warp.ready &= !(1 << lane);
+            if warp.ready == 0 {
+                self.ready_warps &= !(1 << index);
+            }
+            self.start_run();
+        }
+        Ok(goes_on)
+    }
+
+    fn release(&mut self, warps: u32) {
+        for index in (0..32).filter(|index| warps >> index & 1 == 1) {
+            let warp: &mut Warp = &mut self.warps[index];
+            warp.ready = !0;
+            warp.stopped = 0;
+            for thread in &mut self.threads[32 * index..32 * index + 32] {
+                thread.status = Status::Running;
+            }
+        }
+        self.ready_warps |= warps;
+    }
+
+    fn warp_arrived(&mut self, index: usize, operation: Operation, site: Site) -> Outcome<()> {
+        let registers = &mut self.warps[index].registers;
+        match operation {
+            Operation::SyncThreads => {
+                self.at_block_barrier |= 1 << index;
+                return self.try_block_barrier();
+            }
+            Operation::NamedBarrier { id, threads } => return self.arrive_named_barrier(index, id, threads),
+            Operation::SyncWarp => self.clocks.synchronise(1 << index),
+            Operation::ShuffleXor | Operation::Shuffle => {
+                let values = registers.map(|registers| registers[0]);
+                for (lane, registers) in registers.iter_mut().enumerate() {
+                    let source = match operation {
+                        Operation::Shuffle => registers[1] % 32,
+                        _ => (lane as u32 ^ registers[1]) % 32,
+                    };
+                    registers[0] = values[source as usize];
+                }
+                self.counters.shuffles += 1;
+            }
+            Operation::Ballot => {
+                let ballot =
+                    registers.iter().enumerate().fold(0, |ballot, (lane, registers)| ballot | registers[0] << lane);
+                registers.fill([ballot; 10]);
+                self.counters.shuffles += 1;
+            }
+            Operation::MmaBf16 => {
+                tensor::multiply_accumulate(registers, arithmetic::f32_from_bf16);
+                self.counters.mma += 1;
+            }
+            Operation::MmaF16 => {
+                tensor::multiply_accumulate(registers, arithmetic::f32_from_f16);
+                self.counters.mma += 1;
+            }
+            Operation::LoadMatrix => self.load_matrix(index, site, false)?,
+            Operation::LoadMatrixTransposed => self.load_matrix(index, site, true)?,
+        }
+        self.release(1 << index);
+        Ok(())
+    }
+
+    fn try_block_barrier(&mut self) -> Outcome<()> {
+        let live = !0 >> (32 - self.warps.len()) & !self.exited_warps;
+        if self.at_block_barrier != live || live == 0 {
+            return Ok(());
+        }
+        let mut sites = (0..self.warps.len()).filter_map(|warp| match self.threads[32 * warp].status {
+            Status::Waiting(_, site) => Some(site),
+            _ => None,
+        });
+        let first = sites.next();
+        if sites.any(|site| Some(site) != first) {
+            let waiting = self.waiting(0..self.threads.len());
+            return Err(Box::new(EmulatorError::MismatchedBarrier { block: self.block, waiting }));
+        }
+        self.at_block_barrier = 0;
+        self.counters.block_barriers += 1;
+        self.clocks.synchronise(live);
+        self.release(live);
+        Ok(())
+    }
+
+    /// Refuses what no phase of a named barrier can be.
+    pub fn check_named_barrier(&self, id: u32, threads: u32, site: Site) -> Outcome<()> {
+        let wrong = |field, found, wanted: String| {
+            Err(Box::new(EmulatorError::NamedBarrier { field, found, wanted, place: self.place(site) }))
+        };
+        if !(1..16).contains(&id) {
+            return wrong("id", id, "1 to 15".into());
+        }
+        let block = self.launch.block_threads;
+        if threads == 0 || !threads.is_multiple_of(32) || threads > block {
+            return wrong("threads", threads, format!("a multiple of 32 from 32 to the block's {block}"));
+        }
+        Ok(())
+    }
+
+    fn arrive_named_barrier(&mut self, index: usize, id: u32, threads: u32) -> Outcome<()> {
+        let here = self.at_named_barrier[id as usize];
+        if here != 0 {
+            let earlier = self.threads[32 * here.trailing_zeros() as usize].status;
+            if let Status::Waiting(Operation::NamedBarrier { threads: wanted, .. }, other) = earlier
+                && wanted != threads
+            {
+                let Status::Waiting(_, site) = self.threads[32 * index].status else { return Ok(()) };
+                return Err(Box::new(EmulatorError::NamedBarrier {
+                    field: "threads",
+                    found: threads,
+                    wanted: format!("{wanted}, as the warp that already waits at {other} said"),
+                    place: self.place(site),
+                }));
+            }
+        }
+        self.at_named_barrier[id as usize] |= 1 << index;
+        if 32 * self.at_named_barrier[id as usize].count_ones() == threads {
+            let warps = std::mem::take(&mut self.at_named_barrier[id as usize]);
+            self.counters.named_barriers += 1;
+            self.clocks.synchronise(warps);
+            self.release(warps);
+        }
+        Ok(())
+    }
+
+    /// Groups the threads that have stopped by where they did.
+    pub(super) fn waiting(&self, threads: Range<usize>) -> Vec<Waiting> {
+        let mut groups: Vec<Waiting> = Vec::new();
+        for thread in threads {
+            let point = match self.threads[thread].status {
+                Status::Waiting(operation, location) => Some((operation, location)),
+                Status::Exited => None,
+                Status::Running => continue,
+            };
+            match groups.iter_mut().find(|group| group.point == point) {
+                Some(group) => group.threads.push(thread as u32),
+                None => groups.push(Waiting { point, threads: vec![thread as u32] }),
+            }
+        }
+        groups
+    }
+}

@@ -1,0 +1,63 @@
+//! The emulator's 16-bit conversions against the crate `half`, and its fast functions at their edges.
+use half::{bf16, f16};
+use simt::{
+    math::{exp2, log2, maximum, multiply_add, reciprocal},
+    number::{Bf16, F16},
+    tensor::Element,
+};
+
+/// Every sign and exponent with mantissas that lie at, just below and just above each rounding boundary of both
+/// formats.
+fn inputs() -> impl Iterator<Item = f32> {
+    let tails =
+        [0, 1, 2, 0x7fff, 0x8000, 0x8001, 0xffff, 0x17fff, 0x18000, 0x18001, 0xfff, 0x1000, 0x1001, 0x2fff, 0x3000]
+            .into_iter()
+            .chain((0..23).map(|bit| 1 << bit))
+            .chain((0..23).map(|bit| 0x7f_ffff ^ (1 << bit)))
+            .chain((0..512).map(|step| step * 0x3fff % 0x80_0000))
+            .chain([0x7f_ffff, 0x40_0000, 0x40_0001, 0x3f_ffff]);
+    let tails: Vec<u32> = tails.collect();
+    (0..512u32).flat_map(move |head| tails.clone().into_iter().map(move |tail| f32::from_bits(head << 23 | tail)))
+}
+
+#[test]
+fn pack_rounds_to_nearest_even() {
+    for x in inputs() {
+        let packed = [Bf16::pack(x, -x), F16::pack(x, -x)];
+        let wanted = [
+            bf16::from_f32(x).to_bits() as u32 | (bf16::from_f32(-x).to_bits() as u32) << 16,
+            f16::from_f32(x).to_bits() as u32 | (f16::from_f32(-x).to_bits() as u32) << 16,
+        ];
+        // The hardware has one NaN, whatever the input's.
+        let wanted = if x.is_nan() { [0x7fff_7fff; 2] } else { wanted };
+        assert_eq!(packed, wanted, "{x:e} ({:#x})", x.to_bits());
+    }
+}
+
+#[test]
+fn unpack_is_exact() {
+    for bits in 0..=u16::MAX {
+        let pair = bits as u32 | 0x3c00 << 16;
+        for ((low, high), wanted, one) in [
+            (F16::unpack(pair), f16::from_bits(bits).to_f32(), 1.0),
+            (Bf16::unpack(pair), bf16::from_bits(bits).to_f32(), bf16::from_bits(0x3c00).to_f32()),
+        ] {
+            assert_eq!(high, one);
+            assert!(low.to_bits() == wanted.to_bits() || (low.is_nan() && wanted.is_nan()), "{bits:#x}: {low}");
+        }
+    }
+}
+
+#[test]
+fn fast_functions() {
+    assert_eq!([exp2(f32::NEG_INFINITY), exp2(0.0), exp2(-3.0), exp2(f32::INFINITY)], [0.0, 1.0, 0.125, f32::INFINITY]);
+    assert_eq!([log2(0.0), log2(8.0), log2(f32::INFINITY)], [f32::NEG_INFINITY, 3.0, f32::INFINITY]);
+    assert_eq!([reciprocal(4.0), reciprocal(-0.0)], [0.25, f32::NEG_INFINITY]);
+    // Results and operands below the normal range are flushed to zero.
+    assert_eq!([exp2(-127.0), reciprocal(f32::MAX), log2(1e-40)], [0.0, 0.0, f32::NEG_INFINITY]);
+    assert!(exp2(f32::NAN).is_nan() && log2(-1.0).is_nan());
+    assert_eq!([maximum(f32::NAN, 1.0), maximum(2.0, f32::NAN), maximum(-1.0, 3.0)], [1.0, 2.0, 3.0]);
+    // (1 + 2^-12)^2 = 1 + 2^-11 + 2^-24: only a single rounding keeps the last term.
+    let x = 1.0 + 2f32.powi(-12);
+    assert_eq!(multiply_add(x, x, -1.0 - 2f32.powi(-11)), 2f32.powi(-24));
+}
