@@ -127,7 +127,7 @@ pub fn check(case: &MergeCase, executor: &dyn Executor) -> Result<(), String> {
         token_stride_bytes: (row_bytes * heads * tokens_apart) as i64,
         head_stride_bytes: row_bytes as i64,
     };
-    let apart = if case.ragged { 0 } else { states as usize };
+    let apart = if case.ragged { 1 } else { states as usize };
     let values_view = rows(&mut values, head_dim * element, apart);
     let lse_view = rows(&mut lse, 4, apart);
     let out_view = if case.in_place { values_view } else { rows(&mut out, head_dim * element, 1) };
