@@ -4,14 +4,25 @@
 //! kernels follow: `attend` walks a queue of work items and writes outputs or partial states, `merge` folds
 //! partial states, `append` writes the cache. The crate compiles to PTX with the nightly compiler (`cargo xtask
 //! ptx`) and, with the feature `emulator`, to ordinary host code that runs under [`simt`]'s emulator.
-#![cfg_attr(
-    target_arch = "nvptx64",
-    no_std,
-    feature(abi_ptx, asm_experimental_arch, stdarch_nvptx),
-    allow(improper_ctypes_definitions)
-)]
+#![cfg_attr(target_arch = "nvptx64", no_std, feature(abi_ptx, stdarch_nvptx), allow(improper_ctypes_definitions))]
 
 pub mod abi;
+pub mod variant;
+
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+pub mod append;
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+pub mod attend;
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+pub mod merge;
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+pub mod softmax;
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+pub mod stream;
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+pub mod tile;
+
+pub mod entries;
 
 #[cfg(target_arch = "nvptx64")]
 #[panic_handler]

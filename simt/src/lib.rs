@@ -17,7 +17,7 @@
 #![cfg_attr(
     target_arch = "nvptx64",
     no_std,
-    feature(abi_ptx, abi_unadjusted, asm_experimental_arch, link_llvm_intrinsics, stdarch_nvptx),
+    feature(asm_experimental_arch, link_llvm_intrinsics, stdarch_nvptx),
     allow(internal_features)
 )]
 

@@ -159,8 +159,12 @@ pub struct AppendParameters {
     pub kv_heads: u32,
     /// 16-byte pieces of a cache row: `head_dim / 8`.
     pub chunks: Divisor,
+    /// 16-byte pieces of a token: `kv_heads * chunks`.
+    pub token_chunks: Divisor,
     /// Tokens of a page.
     pub page_size: Divisor,
+    /// Fills the struct to a multiple of 8 bytes.
+    pub padding: u32,
 }
 
 /// Parameters of the kernel that spells out (request, position) of each new token.
@@ -182,12 +186,26 @@ pub struct PositionsParameters {
     pub tokens: u32,
 }
 
+/// Parameters of the plain streams that measure the ceilings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct StreamParameters {
+    /// What is read.
+    pub source: u64,
+    /// What is written.
+    pub destination: u64,
+    /// 16-byte pieces, a multiple of [`STREAM_GROUP_PIECES`](super::tile::STREAM_GROUP_PIECES).
+    pub pieces: u64,
+}
+
 const _: () = {
     assert!(size_of::<CacheView>() == 32);
     assert!(size_of::<RowsView>() == 24);
     assert!(size_of::<AttendParameters>() == 5 * 8 + 3 * 24 + 2 * 32 + 2 * 12 + 8);
     assert!(size_of::<MergeParameters>() == 4 * 8 + 2 * 24 + 8);
     assert!(size_of::<MergeStatesParameters>() == 4 * 24 + 4 * 8 + 8 + 12 + 12);
-    assert!(size_of::<AppendParameters>() == 2 * 24 + 2 * 32 + 5 * 8 + 8 + 24);
+    assert!(size_of::<AppendParameters>() == 2 * 24 + 2 * 32 + 5 * 8 + 8 + 36 + 4);
     assert!(size_of::<PositionsParameters>() == 40);
+    assert!(size_of::<StreamParameters>() == 24);
 };

@@ -1,8 +1,10 @@
 //! The plan image: one flat block of bytes that the planner writes, one copy uploads, and the kernels walk.
 //!
 //! ```text
-//! PlanHeader | queue_begin: [u32; queues + 1] | items: [WorkItem] | merge_rows: [MergeRow]
+//! PlanHeader | queue_begin: [u32; queues + 1] | merge_rows: [MergeRow] | items: [WorkItem]
 //! ```
+//!
+//! The arrays start where the planner's limits put them, whatever the batch; a plan is uploaded up to its last item.
 //!
 //! Block `b` of the attend kernel runs items `queue_begin[b] .. queue_begin[b + 1]`, in order. Every (query row,
 //! key) pair of the batch lies in exactly one item. An item that holds all of a row's keys writes the output

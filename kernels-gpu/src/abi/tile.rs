@@ -34,6 +34,19 @@ pub const ATTEND_TILE_ROWS: u32 = 16;
 /// Head dims the attend kernel is built for.
 pub const ATTEND_HEAD_DIMS: [u32; 10] = [64, 80, 96, 112, 128, 160, 192, 224, 256, 512];
 
+/// Threads of a merge block: four warps share a row's states.
+pub const MERGE_THREADS: u32 = 128;
+/// Shared memory of a merge block: each warp's accumulator of up to 512 columns, and its sum.
+pub const MERGE_SHARED_BYTES: u32 = MERGE_THREADS / 32 * (512 + 1) * 4;
+/// Threads of an append block.
+pub const APPEND_THREADS: u32 = 256;
+/// 16-byte pieces of K and of V an append thread copies, their loads in flight together.
+pub const APPEND_PIECES: u32 = 4;
+/// Threads of a stream block.
+pub const STREAM_THREADS: u32 = 512;
+/// 16-byte pieces a stream block takes at a time: eight a thread.
+pub const STREAM_GROUP_PIECES: u32 = 8 * STREAM_THREADS;
+
 impl AttendTile {
     /// The row of the table, or `None` where no kernel is built.
     pub const fn new(head_dim: u32, family: Family) -> Option<AttendTile> {
@@ -71,15 +84,24 @@ impl AttendTile {
         if row % 128 == 0 { row } else { row + 16 }
     }
 
-    /// Shared memory of a stage: a tile of K, one of V, and the query rows of an item that begins there.
+    /// Shared memory of a stage: a tile of K and one of V. At the end of an item it holds the warps' f32 outputs.
     pub const fn stage_bytes(self) -> u32 {
-        (2 * self.tile_tokens() + ATTEND_TILE_ROWS) * self.row_bytes()
+        2 * self.tile_tokens() * self.row_bytes()
     }
 
-    /// Shared memory of a block: the stages, then two sets of row offsets (K and V, 8 bytes each), then the
-    /// warps' running maxima and sums.
+    /// Where the row addresses start: after the stages and as many slots of query rows.
+    pub const fn addresses_offset_bytes(self) -> u32 {
+        self.stages * (self.stage_bytes() + ATTEND_TILE_ROWS * self.row_bytes())
+    }
+
+    /// Where the warps' running maxima and sums start: after two buffers of 16-byte row addresses.
+    pub const fn states_offset_bytes(self) -> u32 {
+        self.addresses_offset_bytes() + 2 * 16 * self.tile_tokens()
+    }
+
+    /// Shared memory of a block.
     pub const fn shared_bytes(self) -> u32 {
-        self.stages * self.stage_bytes() + 2 * 16 * self.tile_tokens() + 8 * ATTEND_TILE_ROWS * self.kv_warps
+        self.states_offset_bytes() + 8 * ATTEND_TILE_ROWS * self.kv_warps
     }
 }
 

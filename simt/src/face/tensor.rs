@@ -28,6 +28,9 @@ use crate::{
 
 /// A 16-bit format the tensor cores multiply, accumulating in f32.
 pub trait Element: Copy + 'static {
+    /// Whether the format is bfloat16; the other one is binary16.
+    const IS_BF16: bool;
+
     /// `c += a * b` for one 16 x 8 x 16 product of the warp.
     ///
     /// # Safety
@@ -42,6 +45,8 @@ pub trait Element: Copy + 'static {
 }
 
 impl Element for Bf16 {
+    const IS_BF16: bool = true;
+
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     unsafe fn multiply_accumulate(c: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
@@ -59,6 +64,8 @@ impl Element for Bf16 {
 }
 
 impl Element for F16 {
+    const IS_BF16: bool = false;
+
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     unsafe fn multiply_accumulate(c: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {

@@ -1,0 +1,2 @@
+mod draw;
+mod kv_lens;

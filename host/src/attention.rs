@@ -1,0 +1,406 @@
+//! The operator: plan once for a batch, run for every layer.
+//!
+//! In: a page table and query lengths (host), then queries, cache and page ids (device addresses). Out: outputs and,
+//! on request, LSE. Invariant: `run` allocates nothing, waits for nothing and records nothing; it refuses arguments
+//! that do not fit the plan in the workspace, before a launch.
+//!
+//! Walk: [`crate::page_table`] to [`crate::plan`] to here to the kernels' `attend` and `merge`.
+
+use kernels_gpu::abi::divisor::Divisor;
+use kernels_gpu::abi::parameters::{AttendParameters, MergeParameters};
+use kernels_gpu::abi::plan::{PlanHeader, WorkItem};
+
+use crate::Error;
+use crate::config::{AttentionConfig, ConfigError};
+use crate::device::{Device, Executor, Stream};
+use crate::page_table::{PageTable, QueryLengths};
+use crate::plan::{Limits, Plan, Planner, SplitMode};
+use crate::tensor::{ABSENT, AnyLse, ArgumentError, PageIndices, PagedCache, Rows, address, is_dtype, matches};
+use crate::workspace::WorkspaceLayout;
+
+/// Attention of one shape over a paged cache, on one device.
+#[derive(Debug)]
+pub struct Attention {
+    device: Device,
+    config: AttentionConfig,
+    group: Divisor,
+    page_size: Divisor,
+    planner: Planner,
+    graphs: bool,
+    planned: Option<Planned>,
+    #[cfg(feature = "cuda")]
+    gpu: Option<gpu::Gpu>,
+}
+
+/// Memory of the device for the plan and the partial states, of at least
+/// [`workspace_bytes`](Attention::workspace_bytes) bytes. Calls take it by `&mut`: two streams need two.
+#[derive(Debug)]
+pub struct Workspace {
+    address: u64,
+    bytes: u64,
+}
+
+impl Workspace {
+    /// Describes a caller's memory.
+    ///
+    /// # Safety
+    /// The memory is the device's, lives as long as work launched with it runs, and is used for nothing else
+    /// meanwhile.
+    pub unsafe fn new(address: u64, bytes: u64) -> Workspace {
+        Workspace { address, bytes }
+    }
+}
+
+/// A receipt for a plan: `run` takes it and refuses it once a newer plan has replaced it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Planned {
+    /// The planner's count of plans.
+    pub epoch: u64,
+    /// Query tokens of the batch: rows of `q` and `out`.
+    pub query_tokens: u64,
+    /// Page ids the plan may read.
+    pub page_index_len: u64,
+    workspace: u64,
+    header: PlanHeader,
+}
+
+/// What one layer's call needs besides the plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Queries, `[query tokens, query heads, head_dim]`.
+    pub q: Rows,
+    /// Keys and values.
+    pub cache: PagedCache,
+    /// Page ids on the device.
+    pub page_indices: PageIndices,
+    /// Outputs, shaped like `q`.
+    pub out: Rows,
+    /// Where the rows' LSE go, if wanted.
+    pub lse: Option<AnyLse>,
+}
+
+impl Attention {
+    /// Prepares an attention: checks the configuration, sizes the workspace, loads the kernels.
+    pub fn new(device: &Device, config: AttentionConfig, mode: SplitMode, limits: Limits) -> Result<Attention, Error> {
+        Attention::build(device, config, mode, limits, false)
+    }
+
+    /// The same for calls that are captured into a CUDA graph: grid and addresses never change, so a captured `run`
+    /// follows every later `plan` into the same workspace. `q`, `out` and `lse` then have the limits' query tokens.
+    pub fn for_graphs(
+        device: &Device,
+        config: AttentionConfig,
+        mode: SplitMode,
+        limits: Limits,
+    ) -> Result<Attention, Error> {
+        Attention::build(device, config, mode, limits, true)
+    }
+
+    fn build(
+        device: &Device,
+        config: AttentionConfig,
+        mode: SplitMode,
+        limits: Limits,
+        graphs: bool,
+    ) -> Result<Attention, Error> {
+        config.validate()?;
+        let planner = Planner::new(config, device.target(config.head_dim), mode, limits)?;
+        let divisor = |field, value| Divisor::new(value).ok_or(ConfigError::Zero { field });
+        Ok(Attention {
+            device: device.clone(),
+            config,
+            group: divisor("query_heads / kv_heads", config.group())?,
+            page_size: divisor("page_size_tokens", config.page_size_tokens)?,
+            #[cfg(feature = "cuda")]
+            gpu: gpu::Gpu::new(device, &config, planner.workspace_size())?,
+            planner,
+            graphs,
+            planned: None,
+        })
+    }
+
+    /// The attention's shape.
+    pub fn config(&self) -> &AttentionConfig {
+        &self.config
+    }
+
+    /// How the workspace is divided.
+    pub fn workspace_layout(&self) -> WorkspaceLayout {
+        self.planner.workspace_size()
+    }
+
+    /// Bytes of workspace that every plan within the limits fits in.
+    pub fn workspace_bytes(&self) -> u64 {
+        self.planner.workspace_size().total_bytes
+    }
+
+    /// The latest plan, for [`Plan::explain`] and drawings.
+    pub fn latest_plan(&self) -> Option<&Plan> {
+        self.planner.latest()
+    }
+
+    /// Plans a batch and uploads the plan with one copy on `stream`. Earlier receipts become stale. Not to be called
+    /// while the stream is captured; the host waits only if eight earlier uploads are all still on their way.
+    pub fn plan(
+        &mut self,
+        table: &PageTable<'_>,
+        queries: QueryLengths<'_>,
+        workspace: &mut Workspace,
+        stream: Stream,
+    ) -> Result<Planned, Error> {
+        let layout = self.planner.workspace_size();
+        layout.check(workspace.address, workspace.bytes)?;
+        #[cfg(feature = "cuda")]
+        if let Some(cuda) = self.device.as_cuda() {
+            cuda.check_memory(&[("workspace", workspace.address)])?;
+            if stream.is_capturing()? {
+                let remedy = "plan before the capture, and again before each replay";
+                return Err(ArgumentError::Capturing { call: "plan", remedy }.into());
+            }
+        }
+        self.planned = None;
+        let plan = self.planner.plan(table, queries)?;
+        match &*self.device.0 {
+            #[cfg(feature = "cpu")]
+            Executor::Cpu => {
+                let _ = stream;
+                let image = plan.image();
+                // SAFETY: the workspace is live host memory with room for the image (checked above), by its contract.
+                unsafe { (workspace.address as *mut u8).copy_from_nonoverlapping(image.as_ptr(), image.len()) }
+            }
+            #[cfg(feature = "cuda")]
+            Executor::Cuda(cuda) => {
+                cuda.context().bind()?;
+                if let Some(gpu) = &mut self.gpu {
+                    gpu.upload(workspace.address, plan.image(), stream)?;
+                }
+            }
+        }
+        let planned = Planned {
+            epoch: plan.epoch(),
+            query_tokens: plan.query_tokens() as u64,
+            page_index_len: table.page_index_len() as u64,
+            workspace: workspace.address,
+            header: plan.header(),
+        };
+        self.planned = Some(planned);
+        Ok(planned)
+    }
+
+    /// Launches one layer's attention on `stream`.
+    ///
+    /// # Safety
+    /// Every tensor describes live memory of the device, inside its allocation for its shape and strides, that stays
+    /// so until the launch has run; every page id the plan's requests use is below the pool's pages; `out`, `lse`
+    /// and the workspace overlap nothing that is read.
+    pub unsafe fn run(
+        &self,
+        planned: &Planned,
+        arguments: &Run,
+        workspace: &mut Workspace,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        self.check_receipt(planned, workspace)?;
+        let (attend, merge) = self.parameters(planned, arguments, workspace)?;
+        match &*self.device.0 {
+            #[cfg(feature = "cpu")]
+            Executor::Cpu => {
+                let _ = stream;
+                let (dtype, head_dim) = (self.config.dtype, self.config.head_dim);
+                // SAFETY: the addresses are live host memory, by this function's contract and the checks above.
+                unsafe {
+                    crate::cpu::attend(&attend, &planned.header, head_dim, dtype, self.config.softmax_scale);
+                    if planned.header.merge_rows != 0 {
+                        crate::cpu::merge(&merge, dtype);
+                    }
+                }
+                Ok(())
+            }
+            #[cfg(feature = "cuda")]
+            Executor::Cuda(cuda) => {
+                if !self.graphs && stream.is_capturing()? {
+                    let remedy = "make it with Attention::for_graphs";
+                    return Err(ArgumentError::Capturing { call: "run", remedy }.into());
+                }
+                let Run { q, cache, page_indices, out, .. } = arguments;
+                cuda.check_memory(&[
+                    ("q", q.address),
+                    ("cache.k", cache.k.address),
+                    ("cache.v", cache.v.address),
+                    ("page_indices", page_indices.address),
+                    ("out", out.address),
+                    ("lse", attend.lse.address),
+                ])?;
+                match &self.gpu {
+                    // SAFETY: the addresses are live memory of the device, by this function's contract.
+                    Some(gpu) => unsafe { gpu.run(cuda, planned, &attend, &merge, self.graphs, stream) },
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    fn check_receipt(&self, planned: &Planned, workspace: &Workspace) -> Result<(), ArgumentError> {
+        let latest = self.planned.ok_or(ArgumentError::NotPlanned)?;
+        if planned.epoch != latest.epoch {
+            return Err(ArgumentError::StalePlan { got: planned.epoch, latest: latest.epoch });
+        }
+        if workspace.address != planned.workspace {
+            return Err(ArgumentError::OtherWorkspace { planned: planned.workspace, got: workspace.address });
+        }
+        Ok(())
+    }
+
+    fn parameters(
+        &self,
+        planned: &Planned,
+        arguments: &Run,
+        workspace: &Workspace,
+    ) -> Result<(AttendParameters, MergeParameters), Error> {
+        let config = &self.config;
+        let Run { q, cache, page_indices, out, lse } = arguments;
+        for (tensor, dtype) in
+            [("q", q.dtype), ("out", out.dtype), ("cache.k", cache.k.dtype), ("cache.v", cache.v.dtype)]
+        {
+            is_dtype(tensor, dtype, config.dtype)?;
+        }
+        let tokens = if self.graphs { self.planner.limits().max_query_tokens as u64 } else { planned.query_tokens };
+        let (k, v) = cache.views(config)?;
+        let page_ids = planned.page_index_len;
+        if page_indices.len < page_ids {
+            matches("page_indices", "len", page_indices.len, page_ids)?;
+        }
+        let (lse, lse_scale) = match lse {
+            Some(lse) => lse.view(tokens, config.query_heads)?,
+            None => (ABSENT, 1.0),
+        };
+        let layout = self.planner.workspace_size();
+        let attend = AttendParameters {
+            queue_begin: workspace.address + layout.queue_begin_offset_bytes,
+            items: workspace.address + layout.items_offset_bytes,
+            page_indices: address("page_indices", page_indices.address, page_ids != 0, 4)?,
+            partial_out: workspace.address + layout.partial_out_offset_bytes,
+            partial_lse: workspace.address + layout.partial_lse_offset_bytes,
+            q: q.view("q", tokens, config.query_heads, config.head_dim)?,
+            out: out.view("out", tokens, config.query_heads, config.head_dim)?,
+            lse,
+            k,
+            v,
+            page_size: self.page_size,
+            group: self.group,
+            causal: config.causal as u32,
+            lse_scale,
+        };
+        let merge = MergeParameters {
+            row_count: workspace.address + std::mem::offset_of!(PlanHeader, merge_rows) as u64,
+            rows: workspace.address + layout.merge_rows_offset_bytes,
+            partial_out: attend.partial_out,
+            partial_lse: attend.partial_lse,
+            out: attend.out,
+            lse: attend.lse,
+            head_dim: config.head_dim,
+            lse_scale,
+        };
+        Ok((attend, merge))
+    }
+}
+
+// The kernels read items 16 bytes at a time.
+const _: () = assert!(size_of::<WorkItem>().is_multiple_of(16));
+
+/// The GPU's half of an attention: its kernels and its staging ring.
+#[cfg(feature = "cuda")]
+mod gpu {
+    use kernels_gpu::abi::parameters::{AttendParameters, MergeParameters};
+    use kernels_gpu::variant::StandardParameters;
+
+    use super::Planned;
+    use crate::driver::{Event, Function, PinnedMemory, Stream};
+    use crate::launch::{Cuda, attend_symbol};
+    use crate::{Error, config::AttentionConfig, device::Device, workspace::WorkspaceLayout};
+
+    /// Uploads that may be on their way at once.
+    const STAGING_BUFFERS: usize = 8;
+
+    #[derive(Debug)]
+    pub struct Gpu {
+        attend: Function,
+        merge: Function,
+        variant: StandardParameters,
+        merge_blocks: u32,
+        staging: Vec<Staging>,
+        next: usize,
+    }
+
+    #[derive(Debug)]
+    struct Staging {
+        memory: PinnedMemory,
+        uploaded: Event,
+        used: bool,
+    }
+
+    impl Gpu {
+        pub fn new(device: &Device, config: &AttentionConfig, layout: WorkspaceLayout) -> Result<Option<Gpu>, Error> {
+            let Some(cuda) = device.as_cuda() else { return Ok(None) };
+            let attend = cuda.function(&attend_symbol(config.dtype, config.head_dim))?;
+            let merge = cuda.function(&format!("merge_{}", config.dtype))?;
+            cuda.context().bind()?;
+            let staging = (0..STAGING_BUFFERS)
+                .map(|_| {
+                    let memory = PinnedMemory::new(layout.image_bytes as usize)?;
+                    Ok(Staging { memory, uploaded: Event::new()?, used: false })
+                })
+                .collect::<Result<_, Error>>()?;
+            Ok(Some(Gpu {
+                attend,
+                merge,
+                variant: StandardParameters { scale_log2: config.softmax_scale * std::f32::consts::LOG2_E },
+                // A row a block: two blocks of 128 threads a multiprocessor hide each other's latency.
+                merge_blocks: 2 * cuda.properties().multiprocessors,
+                staging,
+                next: 0,
+            }))
+        }
+
+        pub fn upload(&mut self, workspace: u64, image: &[u8], stream: Stream) -> Result<(), Error> {
+            let staging = &mut self.staging[self.next];
+            self.next = (self.next + 1) % STAGING_BUFFERS;
+            if staging.used && !staging.uploaded.is_done()? {
+                staging.uploaded.synchronize()?;
+            }
+            let source = &mut staging.memory.as_mut_slice()[..image.len()];
+            source.copy_from_slice(image);
+            // SAFETY: the workspace has room for the image (checked by the caller); the staging buffer is not reused
+            // before its event.
+            unsafe { stream.upload(workspace, source)? };
+            staging.uploaded.record(stream)?;
+            staging.used = true;
+            Ok(())
+        }
+
+        /// # Safety
+        /// The parameters describe live memory of the device.
+        pub unsafe fn run(
+            &self,
+            cuda: &Cuda,
+            planned: &Planned,
+            attend: &AttendParameters,
+            merge: &MergeParameters,
+            graphs: bool,
+            stream: Stream,
+        ) -> Result<(), Error> {
+            let header = &planned.header;
+            // SAFETY: the caller's contract is the kernels' own.
+            unsafe {
+                if header.items != 0 || graphs {
+                    cuda.launch_pair(&self.attend, stream, header.queues, attend, &self.variant)?;
+                }
+                if header.merge_rows != 0 || graphs {
+                    let rows = if graphs { u32::MAX } else { header.merge_rows };
+                    cuda.launch(&self.merge, stream, self.merge_blocks.min(rows), merge)?;
+                }
+            }
+            Ok(())
+        }
+    }
+}

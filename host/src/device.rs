@@ -1,0 +1,300 @@
+//! Where a plan runs: the host, or a GPU.
+//!
+//! In: a device number, or the caller's current context. Out: a [`Device`] every operator takes, cheap to clone.
+//! Invariant: opening one never panics; a machine without driver, GPU or recent enough either gets the error that
+//! says so. Kernels are loaded into a context once, at first need.
+
+use std::sync::Arc;
+
+use kernels_gpu::abi::tile::{AttendTile, Family};
+
+#[cfg(feature = "cuda")]
+use crate::launch::Cuda;
+use crate::{Error, plan::Target};
+
+/// An executor. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Device(pub(crate) Arc<Executor>);
+
+#[derive(Debug)]
+pub(crate) enum Executor {
+    #[cfg(feature = "cpu")]
+    Cpu,
+    #[cfg(feature = "cuda")]
+    Cuda(Cuda),
+}
+
+/// A stream to launch on; the CPU executor ignores it and is done when a call returns.
+#[cfg(feature = "cuda")]
+pub use crate::driver::Stream;
+
+/// A stream to launch on; the CPU executor is done when a call returns.
+#[cfg(not(feature = "cuda"))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stream;
+
+impl Device {
+    /// The multi-threaded host executor.
+    #[cfg(feature = "cpu")]
+    pub fn cpu() -> Device {
+        Device(Arc::new(Executor::Cpu))
+    }
+
+    /// GPU `ordinal`, in its primary context.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(ordinal: u32) -> Result<Device, Error> {
+        crate::driver::open()?;
+        Ok(Device(Arc::new(Executor::Cuda(Cuda::new(crate::driver::Context::primary(ordinal)?)?))))
+    }
+
+    /// The GPU of the context that is current on this thread, for callers with contexts of their own. The context
+    /// must outlive the device.
+    #[cfg(feature = "cuda")]
+    pub fn cuda_current() -> Result<Device, Error> {
+        crate::driver::open()?;
+        Ok(Device(Arc::new(Executor::Cuda(Cuda::new(crate::driver::Context::current()?)?))))
+    }
+
+    /// Whether this is the host executor.
+    pub fn is_cpu(&self) -> bool {
+        match &*self.0 {
+            #[cfg(feature = "cpu")]
+            Executor::Cpu => true,
+            #[cfg(feature = "cuda")]
+            Executor::Cuda(_) => false,
+        }
+    }
+
+    /// A line for people: name, capability, multiprocessors.
+    pub fn describe(&self) -> String {
+        match &*self.0 {
+            #[cfg(feature = "cpu")]
+            Executor::Cpu => format!("cpu, {} threads", rayon::current_num_threads()),
+            #[cfg(feature = "cuda")]
+            Executor::Cuda(cuda) => {
+                let p = cuda.properties();
+                let (major, minor) = p.capability;
+                format!("cuda:{}, {}, sm_{major}{minor}, {} multiprocessors", p.ordinal, p.name, p.multiprocessors)
+            }
+        }
+    }
+
+    /// The GPU behind it, where it is one.
+    #[cfg(feature = "cuda")]
+    pub fn as_cuda(&self) -> Option<&Cuda> {
+        match &*self.0 {
+            Executor::Cuda(cuda) => Some(cuda),
+            #[cfg(feature = "cpu")]
+            Executor::Cpu => None,
+        }
+    }
+
+    /// What the planner needs to know: how many queues to fill, and how many keys a tile holds.
+    pub(crate) fn target(&self, head_dim: u32) -> Target {
+        match &*self.0 {
+            // Four queues a thread even out threads of different speed. Tiles as on Hopper, so that a plan drawn
+            // without a GPU shows the cuts a GPU would get.
+            #[cfg(feature = "cpu")]
+            Executor::Cpu => {
+                Target::new(4 * rayon::current_num_threads() as u32, tile(head_dim, Family::Sm90a).tile_tokens())
+            }
+            #[cfg(feature = "cuda")]
+            Executor::Cuda(cuda) => Target::for_tile(cuda.properties().multiprocessors, tile(head_dim, cuda.family())),
+        }
+    }
+
+    /// Waits until everything launched on the device is done.
+    pub fn synchronize(&self) -> Result<(), Error> {
+        match &*self.0 {
+            #[cfg(feature = "cpu")]
+            Executor::Cpu => Ok(()),
+            #[cfg(feature = "cuda")]
+            Executor::Cuda(cuda) => Ok(cuda.context().synchronize()?),
+        }
+    }
+
+    /// Memory of the device for callers without an allocator of their own, 256-byte aligned, zeroed.
+    pub fn allocate(&self, bytes: usize) -> Result<Buffer, Error> {
+        match &*self.0 {
+            #[cfg(feature = "cpu")]
+            Executor::Cpu => Ok(Buffer(Memory::Host(HostMemory::new(bytes)))),
+            #[cfg(feature = "cuda")]
+            Executor::Cuda(cuda) => {
+                cuda.context().bind()?;
+                let memory = crate::driver::DeviceMemory::new(bytes)?;
+                memory.fill(0)?;
+                Ok(Buffer(Memory::Device(self.clone(), memory)))
+            }
+        }
+    }
+
+    /// Memory of the device holding `values`.
+    pub fn upload<T: bytemuck::NoUninit>(&self, values: &[T]) -> Result<Buffer, Error> {
+        let bytes = bytemuck::cast_slice(values);
+        let buffer = self.allocate(bytes.len())?;
+        buffer.write(0, bytes)?;
+        Ok(buffer)
+    }
+}
+
+/// The tile of a head dim the configuration has accepted.
+fn tile(head_dim: u32, family: Family) -> AttendTile {
+    AttendTile::new(head_dim, family).expect("validated head dims have a tile")
+}
+
+/// Memory of a device, freed on drop.
+#[derive(Debug)]
+pub struct Buffer(Memory);
+
+#[derive(Debug)]
+enum Memory {
+    #[cfg(feature = "cpu")]
+    Host(HostMemory),
+    #[cfg(feature = "cuda")]
+    Device(Device, crate::driver::DeviceMemory),
+}
+
+impl Buffer {
+    /// The address to put into tensors.
+    pub fn address(&self) -> u64 {
+        match &self.0 {
+            #[cfg(feature = "cpu")]
+            Memory::Host(memory) => memory.address(),
+            #[cfg(feature = "cuda")]
+            Memory::Device(_, memory) => memory.address(),
+        }
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        match &self.0 {
+            #[cfg(feature = "cpu")]
+            Memory::Host(memory) => memory.bytes,
+            #[cfg(feature = "cuda")]
+            Memory::Device(_, memory) => memory.bytes(),
+        }
+    }
+
+    fn check(&self, offset_bytes: usize, len: usize) -> Result<(), Error> {
+        let needed = offset_bytes.saturating_add(len) as u64;
+        if needed > self.bytes() as u64 {
+            let (field, supported) = ("end of the buffer access", self.bytes() as u64);
+            return Err(crate::tensor::ArgumentError::TooLarge { field, got: needed, supported }.into());
+        }
+        Ok(())
+    }
+
+    /// Copies `source` to `offset_bytes` and waits for it.
+    pub fn write(&self, offset_bytes: usize, source: &[u8]) -> Result<(), Error> {
+        self.check(offset_bytes, source.len())?;
+        match &self.0 {
+            #[cfg(feature = "cpu")]
+            Memory::Host(memory) => memory.write(offset_bytes, source),
+            #[cfg(feature = "cuda")]
+            Memory::Device(device, memory) => {
+                device.synchronize()?;
+                memory.write(offset_bytes, source)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the device, then copies from `offset_bytes` to `target`.
+    pub fn read(&self, offset_bytes: usize, target: &mut [u8]) -> Result<(), Error> {
+        self.check(offset_bytes, target.len())?;
+        match &self.0 {
+            #[cfg(feature = "cpu")]
+            Memory::Host(memory) => memory.read(offset_bytes, target),
+            #[cfg(feature = "cuda")]
+            Memory::Device(device, memory) => {
+                device.synchronize()?;
+                memory.read(offset_bytes, target)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the device, then copies the whole buffer out.
+    pub fn download<T: bytemuck::AnyBitPattern + bytemuck::NoUninit>(&self) -> Result<Vec<T>, Error> {
+        let mut values = vec![T::zeroed(); self.bytes() / size_of::<T>()];
+        self.read(0, bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
+    }
+
+    /// Sets every byte.
+    pub fn fill(&self, byte: u8) -> Result<(), Error> {
+        match &self.0 {
+            #[cfg(feature = "cpu")]
+            Memory::Host(memory) => memory.fill(byte),
+            #[cfg(feature = "cuda")]
+            Memory::Device(device, memory) => {
+                device.synchronize()?;
+                memory.fill(byte)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(feature = "cpu")]
+use host_memory::HostMemory;
+
+/// Unsafe: the host's stand-in for device memory, which executors write through raw addresses.
+#[cfg(feature = "cpu")]
+mod host_memory {
+    use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+
+    /// A block aligned like the driver's.
+    #[derive(Debug)]
+    pub struct HostMemory {
+        start: *mut u8,
+        pub bytes: usize,
+    }
+
+    // SAFETY: the block is owned; accesses through it are the executors', ordered by their callers.
+    unsafe impl Send for HostMemory {}
+    // SAFETY: as above.
+    unsafe impl Sync for HostMemory {}
+
+    impl HostMemory {
+        fn layout(bytes: usize) -> Layout {
+            Layout::from_size_align(bytes.max(1), 256).expect("sizes are below isize::MAX")
+        }
+
+        pub fn new(bytes: usize) -> HostMemory {
+            let layout = Self::layout(bytes);
+            // SAFETY: the layout's size is not 0.
+            let start = unsafe { alloc_zeroed(layout) };
+            if start.is_null() {
+                handle_alloc_error(layout)
+            }
+            HostMemory { start, bytes }
+        }
+
+        pub fn address(&self) -> u64 {
+            self.start as u64
+        }
+
+        pub fn write(&self, offset_bytes: usize, source: &[u8]) {
+            // SAFETY: the range was checked against the block.
+            unsafe { self.start.add(offset_bytes).copy_from_nonoverlapping(source.as_ptr(), source.len()) }
+        }
+
+        pub fn read(&self, offset_bytes: usize, target: &mut [u8]) {
+            // SAFETY: the range was checked against the block.
+            unsafe { self.start.add(offset_bytes).copy_to_nonoverlapping(target.as_mut_ptr(), target.len()) }
+        }
+
+        pub fn fill(&self, byte: u8) {
+            // SAFETY: the whole block.
+            unsafe { self.start.write_bytes(byte, self.bytes) }
+        }
+    }
+
+    impl Drop for HostMemory {
+        fn drop(&mut self) {
+            // SAFETY: allocated with this layout.
+            unsafe { dealloc(self.start, Self::layout(self.bytes)) }
+        }
+    }
+}

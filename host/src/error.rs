@@ -1,0 +1,32 @@
+//! One error a stage, and the one that wraps them.
+
+use crate::config::ConfigError;
+
+/// Anything that can go wrong between a page table and an output.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The attention itself is not one we can do.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The page table does not hold together.
+    #[error(transparent)]
+    PageTable(#[from] crate::page_table::PageTableError),
+    /// The batch cannot be planned.
+    #[error(transparent)]
+    Plan(#[from] crate::plan::PlanError),
+    /// The workspace is too small or misaligned.
+    #[error(transparent)]
+    Workspace(#[from] crate::workspace::WorkspaceError),
+    /// A tensor or plan given to `run` does not fit.
+    #[error(transparent)]
+    Argument(#[from] crate::tensor::ArgumentError),
+    /// The GPU or its driver.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Driver(#[from] crate::driver::DriverError),
+    /// The kernels that ship with the crate.
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Bundle(#[from] crate::launch::bundle::BundleError),
+}

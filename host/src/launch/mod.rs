@@ -1,0 +1,207 @@
+//! A GPU with its kernels: picks the family, loads a kernel into the context at first need, launches.
+//!
+//! In: parameter structs whose addresses were checked. Out: launches on the caller's stream. Invariant: after a
+//! kernel's first use a launch allocates nothing, waits for nothing and records nothing.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use kernels_gpu::abi::parameters::StreamParameters;
+use kernels_gpu::abi::tile::{Family, STREAM_GROUP_PIECES};
+
+use crate::driver::{self, Context, DeviceProperties, DriverError, Function, Owner, Stream};
+use crate::tensor::ArgumentError;
+use crate::{Error, config::DType};
+
+pub mod bundle;
+
+use bundle::Bundle;
+
+/// The kernels that ship with the crate.
+const EMBEDDED: &[u8] = include_bytes!("../../bundle/kernels.bundle");
+
+/// Addresses whose owner was asked for already.
+const KNOWN_ADDRESSES: usize = 64;
+
+/// A GPU, its context and its loaded kernels.
+#[derive(Debug)]
+pub struct Cuda {
+    context: Context,
+    properties: DeviceProperties,
+    family: Family,
+    bundle: Bundle,
+    functions: Mutex<HashMap<String, Function>>,
+    known: [AtomicU64; KNOWN_ADDRESSES],
+    next_known: AtomicUsize,
+}
+
+impl Cuda {
+    /// The device of a context.
+    pub(crate) fn new(context: Context) -> Result<Cuda, Error> {
+        let properties = driver::properties(context.ordinal())?;
+        let family = match properties.capability {
+            (9, _) => Family::Sm90a,
+            (major, _) if major >= 8 => Family::Sm80,
+            (major, minor) => {
+                return Err(DriverError::UnsupportedDevice { device: context.ordinal(), major, minor }.into());
+            }
+        };
+        Ok(Cuda {
+            context,
+            properties,
+            family,
+            bundle: Bundle::parse(EMBEDDED)?,
+            functions: Mutex::default(),
+            known: [const { AtomicU64::new(0) }; KNOWN_ADDRESSES],
+            next_known: AtomicUsize::new(0),
+        })
+    }
+
+    /// The context its work runs in.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// What the device is.
+    pub fn properties(&self) -> &DeviceProperties {
+        &self.properties
+    }
+
+    /// The kernels built for it.
+    pub fn family(&self) -> Family {
+        self.family
+    }
+
+    /// Whether a kernel may start while the one before it drains.
+    fn overlap(&self) -> bool {
+        self.family == Family::Sm90a
+    }
+
+    /// The kernel of that symbol, loaded into the context at the first call.
+    pub(crate) fn function(&self, symbol: &str) -> Result<Function, Error> {
+        let mut functions = self.functions.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(function) = functions.get(symbol) {
+            return Ok(*function);
+        }
+        let record = self
+            .bundle
+            .kernel(symbol, self.family)
+            .ok_or_else(|| DriverError::NoSuchKernel { symbol: symbol.to_owned(), family: self.family.name() })?;
+        let (threads, shared_bytes) = (record.launch.threads, record.launch.shared_bytes);
+        if shared_bytes > self.properties.shared_bytes_per_block {
+            return Err(DriverError::SharedMemory {
+                symbol: symbol.to_owned(),
+                needed_bytes: shared_bytes,
+                available_bytes: self.properties.shared_bytes_per_block,
+            }
+            .into());
+        }
+        let mut image = self.bundle.image(record)?;
+        // The driver reads PTX up to a zero byte.
+        image.push(0);
+        self.context.bind()?;
+        let function = Function::load(&image, symbol, threads, shared_bytes)?;
+        functions.insert(symbol.to_owned(), function);
+        Ok(function)
+    }
+
+    /// Launches a kernel of one parameter struct.
+    ///
+    /// # Safety
+    /// The parameters are the kernel's and describe live memory of this device.
+    pub(crate) unsafe fn launch<P: Copy>(
+        &self,
+        function: &Function,
+        stream: Stream,
+        blocks: u32,
+        parameters: &P,
+    ) -> Result<(), Error> {
+        self.context.bind()?;
+        let mut pointers = [(&raw const *parameters).cast_mut().cast::<c_void>()];
+        // SAFETY: the caller's contract is this function's own.
+        Ok(unsafe { function.launch(stream, blocks, self.overlap(), &mut pointers) }?)
+    }
+
+    /// Launches a kernel of two parameter structs.
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    pub(crate) unsafe fn launch_pair<P: Copy, Q: Copy>(
+        &self,
+        function: &Function,
+        stream: Stream,
+        blocks: u32,
+        first: &P,
+        second: &Q,
+    ) -> Result<(), Error> {
+        self.context.bind()?;
+        let mut pointers =
+            [(&raw const *first).cast_mut().cast::<c_void>(), (&raw const *second).cast_mut().cast::<c_void>()];
+        // SAFETY: the caller's contract is this function's own.
+        Ok(unsafe { function.launch(stream, blocks, self.overlap(), &mut pointers) }?)
+    }
+
+    /// Reads (or, with `destination`, copies) `bytes` bytes with the plain stream kernels: the ceilings that the GPU
+    /// suite compares with. `bytes` is a multiple of 64 KiB.
+    ///
+    /// # Safety
+    /// Both ranges are live memory of this device.
+    pub unsafe fn stream(
+        &self,
+        source: u64,
+        destination: Option<u64>,
+        bytes: u64,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let function = self.function(if destination.is_some() { "stream_copy" } else { "stream_read" })?;
+        let pieces = bytes / 16;
+        let parameters = StreamParameters { source, destination: destination.unwrap_or(source), pieces };
+        let groups = pieces.div_ceil(STREAM_GROUP_PIECES as u64);
+        // SAFETY: the caller's contract; whole groups, by the multiple.
+        unsafe { self.launch(&function, stream, groups.min(1 << 20) as u32, &parameters) }
+    }
+
+    /// Refuses addresses that are not this device's memory. Each address is asked for once.
+    pub(crate) fn check_memory(&self, tensors: &[(&'static str, u64)]) -> Result<(), Error> {
+        for &(tensor, address) in tensors {
+            if address == 0 || self.known.iter().any(|known| known.load(Ordering::Relaxed) == address) {
+                continue;
+            }
+            self.context.bind()?;
+            let ordinal = self.properties.ordinal;
+            let found = match driver::owner(address) {
+                Ok(Owner::Device(found)) if found == ordinal => {
+                    let slot = self.next_known.fetch_add(1, Ordering::Relaxed) % KNOWN_ADDRESSES;
+                    self.known[slot].store(address, Ordering::Relaxed);
+                    continue;
+                }
+                Ok(Owner::Device(found)) => format!("memory of cuda:{found}"),
+                // Pinned host memory is mapped into the device's address space, but reading it a row at a time
+                // over the bus is never what was meant.
+                Ok(Owner::Host) => "pinned host memory".to_owned(),
+                Ok(Owner::Unknown) | Err(_) => "not memory the CUDA driver knows".to_owned(),
+            };
+            return Err(
+                ArgumentError::ForeignMemory { tensor, address, found, wanted: format!("cuda:{ordinal}") }.into()
+            );
+        }
+        Ok(())
+    }
+
+    /// Every kernel the bundle holds for this device, by symbol.
+    pub fn kernels(&self) -> impl Iterator<Item = &str> {
+        self.bundle
+            .manifest()
+            .kernels
+            .iter()
+            .filter(|record| record.family == self.family)
+            .map(|record| record.symbol.as_str())
+    }
+}
+
+/// The attend kernel's symbol.
+pub(crate) fn attend_symbol(dtype: DType, head_dim: u32) -> String {
+    format!("attend_{dtype}_d{head_dim}")
+}

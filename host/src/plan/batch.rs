@@ -1,0 +1,196 @@
+//! The batch as the planner sees it: one record a request, longest first, and the units each one has.
+//!
+//! In: page table and query lengths. Out: requests that have query tokens, by falling length, and for each its row
+//! tiles with the keys their rows may see. All KV heads of a row tile are alike.
+
+use kernels_gpu::abi::divisor::Divisor;
+use kernels_gpu::abi::tile::ATTEND_TILE_ROWS;
+
+use super::balanced::ITEM_COST_TILES;
+use super::{Limits, PlanError, Target, Totals};
+use crate::config::AttentionConfig;
+use crate::page_table::{Lengths, PageTable, Pages, QueryLengths};
+
+/// Buckets of the sort by length: requests closer than 1/256 of the longest keep their order.
+const BUCKETS: usize = 256;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    pub index: u32,
+    pub query_begin: u32,
+    pub query_len: u32,
+    pub kv_len: u32,
+    pub page_begin: u32,
+    /// Tiles of all its keys.
+    pub tiles: u32,
+}
+
+/// Up to 16 packed rows of a request, for any KV head: as many equal units as there are heads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RowTile {
+    pub row_begin: u32,
+    pub rows: u32,
+    /// One past the last key that a row of the tile sees.
+    pub kv_end: u32,
+    /// Tiles up to `kv_end`.
+    pub tiles: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub heads: u32,
+    pub group: Divisor,
+    pub tile_tokens: Divisor,
+    pub queues: u32,
+    causal: bool,
+    gathered: Vec<Request>,
+    requests: Vec<Request>,
+    totals: Totals,
+}
+
+impl Batch {
+    pub fn new(config: &AttentionConfig, target: Target, max_requests: u32) -> Batch {
+        let nonzero = |n: u32| Divisor::new(n).expect("checked: 1 to 2^31");
+        Batch {
+            heads: config.kv_heads,
+            group: nonzero(config.group()),
+            tile_tokens: nonzero(target.tile_tokens),
+            queues: target.queues,
+            causal: config.causal,
+            gathered: Vec::with_capacity(max_requests as usize),
+            requests: Vec::with_capacity(max_requests as usize),
+            totals: Totals::default(),
+        }
+    }
+
+    /// Reads a batch and checks it against the limits. On an error the batch is unusable.
+    pub fn gather(&mut self, table: &PageTable<'_>, query: QueryLengths<'_>, limits: &Limits) -> Result<(), PlanError> {
+        let over = |what, limit_field, got, limit| Err(PlanError::OverLimit { what, limit_field, got, limit });
+        let requests = table.requests() as u64;
+        if requests > limits.max_requests as u64 {
+            return over("requests", "max_requests", requests, limits.max_requests as u64);
+        }
+        let query_tokens = match query.0 {
+            Lengths::Uniform(query_len) => requests * query_len as u64,
+            Lengths::Indptr(indptr) => indptr[indptr.len() - 1] as u64,
+        };
+        if query_tokens > limits.max_query_tokens as u64 {
+            return over("query tokens", "max_query_tokens", query_tokens, limits.max_query_tokens as u64);
+        }
+        let limit = limits.max_kv_len_tokens;
+        if let Some(request) = table.kv_lens().iter().position(|&kv_len| kv_len > limit) {
+            return Err(PlanError::RequestOverLimit { request, kv_len: table.kv_lens()[request], limit });
+        }
+        let kv_tokens = table.kv_lens().iter().map(|&kv_len| kv_len as u64).sum();
+        if kv_tokens > limits.max_kv_tokens {
+            return over("keys", "max_kv_tokens", kv_tokens, limits.max_kv_tokens);
+        }
+
+        self.totals = Totals { requests: requests as usize, query_tokens, kv_tokens, ..Totals::default() };
+        // One loop for each pair of forms, so that none chooses inside it.
+        match (table.pages(), query.0) {
+            (Pages::Csr(pages), Lengths::Uniform(n)) => self.read(table.kv_lens(), |r| pages[r], |r| (r as u32 * n, n)),
+            (Pages::Rows(stride), Lengths::Uniform(n)) => {
+                self.read(table.kv_lens(), |r| r as u32 * stride, |r| (r as u32 * n, n))
+            }
+            (Pages::Csr(pages), Lengths::Indptr(indptr)) => {
+                self.read(table.kv_lens(), |r| pages[r], |r| (indptr[r], indptr[r + 1] - indptr[r]))
+            }
+            (Pages::Rows(stride), Lengths::Indptr(indptr)) => {
+                self.read(table.kv_lens(), |r| r as u32 * stride, |r| (indptr[r], indptr[r + 1] - indptr[r]))
+            }
+        }
+        self.sort();
+        Ok(())
+    }
+
+    fn read(&mut self, kv_lens: &[u32], page_begin: impl Fn(usize) -> u32, query: impl Fn(usize) -> (u32, u32)) {
+        self.gathered.clear();
+        let (mut units, mut tiles) = (0, 0);
+        for (index, &kv_len) in kv_lens.iter().enumerate() {
+            let (query_begin, query_len) = query(index);
+            if query_len == 0 {
+                continue;
+            }
+            let request = Request {
+                index: index as u32,
+                query_begin,
+                query_len,
+                kv_len,
+                page_begin: page_begin(index),
+                tiles: self.tiles(kv_len),
+            };
+            if query_len * self.group.get() <= ATTEND_TILE_ROWS {
+                units += 1;
+                tiles += request.tiles as u64;
+            } else {
+                for tile in self.row_tiles(&request) {
+                    units += 1;
+                    tiles += tile.tiles as u64;
+                }
+            }
+            self.totals.max_query_len_tokens = self.totals.max_query_len_tokens.max(query_len);
+            self.totals.longest_unit_tiles = self.totals.longest_unit_tiles.max(request.tiles);
+            self.gathered.push(request);
+        }
+        self.totals.units = units * self.heads as u64;
+        self.totals.cost_tiles = tiles * self.heads as u64 + self.totals.units * ITEM_COST_TILES;
+    }
+
+    /// Longest first, by a counting sort: stable, and exact to 1/256 of the longest, which is all that the
+    /// planners' rules need.
+    fn sort(&mut self) {
+        let longest = self.totals.longest_unit_tiles as u64;
+        self.requests.clear();
+        if self.gathered.iter().all(|request| request.tiles as u64 == longest) {
+            std::mem::swap(&mut self.requests, &mut self.gathered);
+            return;
+        }
+        let scale = ((BUCKETS as u64) << 32) / (longest + 1);
+        let bucket = |request: &Request| BUCKETS - 1 - ((request.tiles as u64 * scale) >> 32) as usize;
+        let mut begin = [0u32; BUCKETS + 1];
+        for request in &self.gathered {
+            begin[bucket(request) + 1] += 1;
+        }
+        for i in 0..BUCKETS {
+            begin[i + 1] += begin[i];
+        }
+        self.requests.resize(self.gathered.len(), self.gathered[0]);
+        for request in &self.gathered {
+            let at = &mut begin[bucket(request)];
+            self.requests[*at as usize] = *request;
+            *at += 1;
+        }
+    }
+
+    /// The requests that have query tokens, longest first.
+    pub fn requests(&self) -> &[Request] {
+        &self.requests
+    }
+
+    /// Tiles that `tokens` keys fill.
+    pub fn tiles(&self, tokens: u32) -> u32 {
+        if tokens == 0 { 0 } else { self.tile_tokens.divide(tokens - 1).0 + 1 }
+    }
+
+    /// A request's row tiles, from the last, which sees the most keys, to the first.
+    pub fn row_tiles(&self, request: &Request) -> impl ExactSizeIterator<Item = RowTile> + use<'_> {
+        let request = *request;
+        let packed_rows = request.query_len * self.group.get();
+        (0..packed_rows.div_ceil(ATTEND_TILE_ROWS)).rev().map(move |tile| {
+            let row_begin = tile * ATTEND_TILE_ROWS;
+            let row_end = packed_rows.min(row_begin + ATTEND_TILE_ROWS);
+            let kv_end = if self.causal && row_end < packed_rows {
+                let hidden = request.query_len - 1 - self.group.divide(row_end - 1).0;
+                request.kv_len.saturating_sub(hidden)
+            } else {
+                request.kv_len
+            };
+            RowTile { row_begin, rows: row_end - row_begin, kv_end, tiles: self.tiles(kv_end) }
+        })
+    }
+
+    pub fn totals(&self) -> Totals {
+        self.totals
+    }
+}

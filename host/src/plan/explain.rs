@@ -1,0 +1,174 @@
+//! Why a plan is as it is: the cuts, the queues' loads and the bytes, as data and as text.
+
+use std::fmt;
+
+use kernels_gpu::abi::tile::ATTEND_TILE_ROWS;
+
+use super::balanced::ITEM_COST_TILES;
+use super::{Plan, SplitMode};
+
+/// How even the queues are. A load is in tiles: an item costs its tiles and [`ITEM_COST_TILES`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Balance {
+    /// Load of each queue.
+    pub queue_loads: Vec<u64>,
+    /// Smallest load.
+    pub min: u64,
+    /// Mean load.
+    pub mean: f64,
+    /// Largest load: the plan's predicted time in tiles.
+    pub max: u64,
+}
+
+impl Balance {
+    /// Part of the queues' time that is work: mean over largest load, 1 for an empty plan.
+    pub fn efficiency(&self) -> f64 {
+        if self.max == 0 { 1.0 } else { self.mean / self.max as f64 }
+    }
+}
+
+/// A plan's figures; its `Display` is the text of `oxattn plan`.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Explain {
+    /// Packed query rows of a tile.
+    pub tile_rows: u32,
+    /// Keys of a tile.
+    pub tile_tokens: u32,
+    /// How units were cut.
+    pub mode: SplitMode,
+    /// Requests of the batch.
+    pub requests: usize,
+    /// Query tokens of the batch.
+    pub query_tokens: u64,
+    /// Keys of the batch.
+    pub kv_tokens: u64,
+    /// (Request, KV head, row tile) triples.
+    pub units: u64,
+    /// Units cut in two or more pieces.
+    pub cut_units: u64,
+    /// Most pieces of one unit.
+    pub most_pieces: u32,
+    /// Tiles of the longest unit.
+    pub longest_unit_tiles: u32,
+    /// Load the planner aimed at for a queue.
+    pub share_tiles: u64,
+    /// Work items.
+    pub items: u32,
+    /// Output rows folded from partial states.
+    pub merge_rows: u32,
+    /// Partial states.
+    pub partial_rows: u32,
+    /// Bytes of keys and values the attend kernel reads.
+    pub kv_bytes: u64,
+    /// Bytes of partial states, written once and read once.
+    pub partial_bytes: u64,
+    /// Bytes of the image.
+    pub image_bytes: u64,
+    /// How even the queues are.
+    pub balance: Balance,
+}
+
+impl Plan {
+    /// The load of each queue.
+    pub fn balance(&self) -> Balance {
+        let queue_loads: Vec<u64> = self
+            .queues()
+            .map(|items| {
+                let tiles = |item: &kernels_gpu::abi::plan::WorkItem| {
+                    (item.kv_end_tokens - item.kv_begin_tokens).div_ceil(self.target.tile_tokens) as u64
+                };
+                items.iter().map(|item| tiles(item) + ITEM_COST_TILES).sum()
+            })
+            .collect();
+        Balance {
+            min: queue_loads.iter().copied().min().unwrap_or(0),
+            max: queue_loads.iter().copied().max().unwrap_or(0),
+            mean: queue_loads.iter().sum::<u64>() as f64 / queue_loads.len().max(1) as f64,
+            queue_loads,
+        }
+    }
+
+    /// Why the plan is as it is.
+    pub fn explain(&self) -> Explain {
+        let row_bytes = 2 * self.config.head_dim as u64 * self.config.dtype.bytes() as u64;
+        let keys: u64 = self.items().iter().map(|item| (item.kv_end_tokens - item.kv_begin_tokens) as u64).sum();
+        let first_pieces = self.items().iter().filter(|item| item.partial_stride > 0 && item.kv_begin_tokens == 0);
+        let (mut cut_units, mut most_pieces) = (0, u32::from(self.header.items > 0));
+        for item in first_pieces {
+            cut_units += 1;
+            most_pieces = most_pieces.max(item.partial_stride);
+        }
+        Explain {
+            tile_rows: ATTEND_TILE_ROWS,
+            tile_tokens: self.target.tile_tokens,
+            mode: self.mode,
+            requests: self.totals.requests,
+            query_tokens: self.totals.query_tokens,
+            kv_tokens: self.totals.kv_tokens,
+            units: self.totals.units,
+            cut_units,
+            most_pieces,
+            longest_unit_tiles: self.totals.longest_unit_tiles,
+            share_tiles: self.totals.share_tiles,
+            items: self.header.items,
+            merge_rows: self.header.merge_rows,
+            partial_rows: self.header.partial_rows,
+            kv_bytes: keys * row_bytes,
+            partial_bytes: self.header.partial_rows as u64 * 4 * (self.config.head_dim as u64 + 1),
+            image_bytes: self.header.image_bytes,
+            balance: self.balance(),
+        }
+    }
+}
+
+impl Explain {
+    fn why(&self) -> String {
+        let (longest, share) = (self.longest_unit_tiles, self.share_tiles);
+        match self.mode {
+            SplitMode::Unsplit => "uncut: splitting is off".to_owned(),
+            SplitMode::FixedSplit { tokens } => format!("cut at multiples of {tokens} keys, rounded up to whole tiles"),
+            SplitMode::BatchInvariant => "cut by each request's own lengths, whatever the batch".to_owned(),
+            SplitMode::Balanced if self.cut_units == 0 => {
+                format!("uncut: whole units fill the queues to within 4% of the share of {share} tiles")
+            }
+            SplitMode::Balanced => {
+                format!("cut where a queue reached its share of {share} tiles; the longest unit has {longest}")
+            }
+        }
+    }
+}
+
+impl fmt::Display for Explain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let balance = &self.balance;
+        writeln!(
+            f,
+            "batch     {} requests, {} query tokens, {} keys",
+            self.requests, self.query_tokens, self.kv_tokens
+        )?;
+        writeln!(f, "tile      {} packed query rows x {} keys", self.tile_rows, self.tile_tokens)?;
+        writeln!(
+            f,
+            "units     {} (request, KV head, row tile), the longest {} tiles",
+            self.units, self.longest_unit_tiles
+        )?;
+        writeln!(f, "items     {}; {} units cut, in at most {} pieces", self.items, self.cut_units, self.most_pieces)?;
+        writeln!(f, "why       {}", self.why())?;
+        writeln!(
+            f,
+            "queues    {}, load min {} mean {:.1} max {} tiles, {:.1}% busy",
+            balance.queue_loads.len(),
+            balance.min,
+            balance.mean,
+            balance.max,
+            100.0 * balance.efficiency()
+        )?;
+        writeln!(
+            f,
+            "merge     {} output rows from {} partial states, {} bytes",
+            self.merge_rows, self.partial_rows, self.partial_bytes
+        )?;
+        write!(f, "bytes     {} of keys and values, {} of plan", self.kv_bytes, self.image_bytes)
+    }
+}

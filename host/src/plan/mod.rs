@@ -1,0 +1,356 @@
+//! The inspector: which query rows meet which keys, cut into work items and dealt to queues.
+//!
+//! In: a [`PageTable`], [`QueryLengths`] and an [`AttentionConfig`]; integers in host memory, no GPU. Out: a [`Plan`],
+//! one byte image in the layout of [`kernels_gpu::abi::plan`]. Invariant: every (query row, visible key) pair lies
+//! in exactly one item, and every query row is either written by exactly one direct item or named by exactly one
+//! merge row. A *unit* is one row tile (up to 16 packed rows) of one request and KV head, with all keys any of its
+//! rows may see; planning means cutting units along their keys and choosing a queue for each piece.
+//!
+//! The files in reading order: `batch` derives the units, `layout` fixes the image's capacities and offsets,
+//! `writer` spells items and merge rows, `balanced` and `spread` decide cuts and queues, `explain` reports.
+
+mod balanced;
+mod batch;
+mod explain;
+mod layout;
+mod spread;
+mod writer;
+
+use kernels_gpu::abi::plan::{MergeRow, PLAN_MAGIC, PlanHeader, WorkItem};
+use kernels_gpu::abi::tile::AttendTile;
+
+pub use balanced::{ITEM_COST_TILES, MIN_PIECE_TILES};
+pub use explain::{Balance, Explain};
+
+use crate::config::{AttentionConfig, ConfigError};
+use crate::page_table::{PageTable, PageTableError, QueryLengths};
+use crate::workspace::WorkspaceLayout;
+use batch::Batch;
+use layout::Arrays;
+use spread::Spread;
+use writer::Writer;
+
+/// What the plan is for: how many blocks work at once, and in what steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Target {
+    /// Queues, one for each block of the attend kernel: multiprocessors times blocks per multiprocessor.
+    pub queues: u32,
+    /// Keys of a tile, the step in which the kernel walks a range; cuts fall on multiples of it.
+    pub tile_tokens: u32,
+}
+
+impl Target {
+    /// `queues` blocks that walk tiles of `tile_tokens` keys.
+    pub const fn new(queues: u32, tile_tokens: u32) -> Target {
+        Target { queues, tile_tokens }
+    }
+
+    /// The attend kernel of `tile` on a device with `multiprocessors`.
+    pub const fn for_tile(multiprocessors: u32, tile: AttendTile) -> Target {
+        Target {
+            queues: multiprocessors.saturating_mul(tile.blocks_per_multiprocessor),
+            tile_tokens: tile.tile_tokens(),
+        }
+    }
+}
+
+/// How units are cut along their keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SplitMode {
+    /// Cut where it evens out the queues: the fastest. A request's cuts depend on the whole batch, so its result may
+    /// differ in the last bit from batch to batch.
+    Balanced,
+    /// Cut each request by its own `kv_len` and `query_len` alone: bit-equal results whatever the batch and slot.
+    /// A unit has at most `max(1, 256 / kv_heads)` pieces.
+    BatchInvariant,
+    /// Cut at multiples of `tokens`, rounded up to whole tiles: results depend neither on the batch nor on how a
+    /// prompt was chunked. Short pieces of long requests need a large workspace.
+    FixedSplit {
+        /// Keys of a piece, at least 1.
+        tokens: u32,
+    },
+    /// Never cut.
+    Unsplit,
+}
+
+/// The largest batch a planner will see. All memory and all offsets follow from these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Requests of a batch.
+    pub max_requests: u32,
+    /// Query tokens of a batch.
+    pub max_query_tokens: u32,
+    /// Keys of one request.
+    pub max_kv_len_tokens: u32,
+    /// Keys of a batch.
+    pub max_kv_tokens: u64,
+}
+
+/// A batch, or limits, that cannot be planned.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanError {
+    /// The attention itself is unsupported.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The batch's metadata contradicts itself.
+    #[error(transparent)]
+    PageTable(#[from] PageTableError),
+    /// A parameter of the planner is zero.
+    #[error("{field} is 0; it must be at least 1")]
+    Zero {
+        /// The field.
+        field: &'static str,
+    },
+    /// Limits for which indices or offsets would not fit the image.
+    #[error("{field} is {got}; supported is at most {supported}; lower the limits or cut into fewer pieces")]
+    Unrepresentable {
+        /// The field.
+        field: &'static str,
+        /// The value the limits lead to.
+        got: u128,
+        /// The largest value supported.
+        supported: u64,
+    },
+    /// A batch past the planner's limits.
+    #[error("batch has {got} {what}; the planner's {limit_field} is {limit}")]
+    OverLimit {
+        /// What there is too much of.
+        what: &'static str,
+        /// The field of [`Limits`].
+        limit_field: &'static str,
+        /// The value found.
+        got: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// A request past the planner's limits.
+    #[error("kv_len of request {request} is {kv_len}; the planner's max_kv_len_tokens is {limit}")]
+    RequestOverLimit {
+        /// The request.
+        request: usize,
+        /// Its keys.
+        kv_len: u32,
+        /// The limit.
+        limit: u32,
+    },
+    /// A table of another page size.
+    #[error("page table has pages of {got} tokens; the planner's config has page_size_tokens = {expected}")]
+    PageSizeMismatch {
+        /// The table's.
+        got: u32,
+        /// The config's.
+        expected: u32,
+    },
+}
+
+/// Makes plans for one attention, one device and one set of limits. All memory is allocated by [`Planner::new`];
+/// [`Planner::plan`] refreshes the plan in place.
+#[derive(Debug)]
+pub struct Planner {
+    limits: Limits,
+    batch: Batch,
+    spread: Option<Spread>,
+    plan: Plan,
+}
+
+/// A planned batch.
+#[derive(Debug)]
+pub struct Plan {
+    config: AttentionConfig,
+    target: Target,
+    mode: SplitMode,
+    arrays: Arrays,
+    header: PlanHeader,
+    totals: Totals,
+}
+
+/// Sums over the batch of a plan.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Totals {
+    requests: usize,
+    query_tokens: u64,
+    max_query_len_tokens: u32,
+    kv_tokens: u64,
+    units: u64,
+    longest_unit_tiles: u32,
+    cost_tiles: u64,
+    share_tiles: u64,
+}
+
+impl Planner {
+    /// A planner whose every batch stays within `limits`.
+    ///
+    /// # Errors
+    /// Refuses an unsupported attention, zero queues, tiles or split lengths, and limits for which indices would not
+    /// fit 32 bits.
+    pub fn new(config: AttentionConfig, target: Target, mode: SplitMode, limits: Limits) -> Result<Planner, PlanError> {
+        config.validate()?;
+        for (field, value) in [("target.queues", target.queues), ("target.tile_tokens", target.tile_tokens)] {
+            if value == 0 {
+                return Err(PlanError::Zero { field });
+            }
+        }
+        if mode == (SplitMode::FixedSplit { tokens: 0 }) {
+            return Err(PlanError::Zero { field: "FixedSplit tokens" });
+        }
+        let layout = layout::place(&config, target, mode, &limits)?;
+        let spread = match mode {
+            SplitMode::Balanced => None,
+            _ => Some(Spread::new(target, mode, layout.max_items)),
+        };
+        let plan = Plan {
+            config,
+            target,
+            mode,
+            arrays: Arrays::new(layout, target.queues),
+            header: PlanHeader {
+                magic: PLAN_MAGIC,
+                queues: target.queues,
+                items: 0,
+                merge_rows: 0,
+                partial_rows: 0,
+                queue_begin_offset_bytes: layout.queue_begin_offset_bytes as u32,
+                items_offset_bytes: layout.items_offset_bytes as u32,
+                merge_rows_offset_bytes: layout.merge_rows_offset_bytes as u32,
+                epoch: 0,
+                image_bytes: 0,
+            },
+            totals: Totals::default(),
+        };
+        Ok(Planner { limits, batch: Batch::new(&config, target, limits.max_requests), spread, plan })
+    }
+
+    /// What the caller's workspace must hold. It depends on the limits only, so one workspace serves every plan.
+    pub fn workspace_size(&self) -> WorkspaceLayout {
+        *self.plan.arrays.layout()
+    }
+
+    /// The limits given to [`Planner::new`].
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Plans a batch in place: no allocation, the epoch grows by one. On an error the last plan stays as it was.
+    ///
+    /// # Errors
+    /// Refuses a batch past the limits, a table of another page size, and query lengths for another number of
+    /// requests.
+    pub fn plan(&mut self, table: &PageTable<'_>, query: QueryLengths<'_>) -> Result<&Plan, PlanError> {
+        let expected = self.plan.config.page_size_tokens;
+        if table.page_size_tokens() != expected {
+            return Err(PlanError::PageSizeMismatch { got: table.page_size_tokens(), expected });
+        }
+        query.check_requests(table.requests())?;
+        self.batch.gather(table, query, &self.limits)?;
+
+        let plan = &mut self.plan;
+        let (queue_begin, merge_rows, items) = plan.arrays.split_mut();
+        let mut writer = Writer::new(&self.batch, items, merge_rows);
+        let share_tiles = match &mut self.spread {
+            None => balanced::deal(&self.batch, &mut writer, queue_begin),
+            Some(spread) => spread.deal(&self.batch, &mut writer, queue_begin),
+        };
+        let written = writer.finish();
+
+        let stale = written.merge_rows..(plan.header.merge_rows as usize).max(written.merge_rows);
+        merge_rows[stale].fill(MergeRow { token: 0, head: 0, partial_begin: 0, count: 0 });
+        plan.header = PlanHeader {
+            items: written.items as u32,
+            merge_rows: written.merge_rows as u32,
+            partial_rows: written.partial_rows,
+            epoch: plan.header.epoch + 1,
+            image_bytes: plan.arrays.layout().items_offset_bytes + (written.items * size_of::<WorkItem>()) as u64,
+            ..plan.header
+        };
+        plan.arrays.set_header(plan.header);
+        plan.totals = Totals { share_tiles, ..self.batch.totals() };
+        Ok(&self.plan)
+    }
+
+    /// The last plan made, if any.
+    pub fn latest(&self) -> Option<&Plan> {
+        (self.plan.header.epoch > 0).then_some(&self.plan)
+    }
+}
+
+impl Plan {
+    /// The bytes to upload to the start of the workspace, in one copy: header, `queue_begin`, merge rows and items,
+    /// up to the last item. The merge rows lie before the items because there are few of them (at most 16 a queue
+    /// when balanced), so the room they leave unused, which is copied as zeros, is small.
+    pub fn image(&self) -> &[u8] {
+        &self.arrays.image()[..self.header.image_bytes as usize]
+    }
+
+    /// What the image holds and where.
+    pub fn header(&self) -> PlanHeader {
+        self.header
+    }
+
+    /// First item of each queue, and the end of the last: `queues + 1` values.
+    pub fn queue_begin(&self) -> &[u32] {
+        self.arrays.queue_begin()
+    }
+
+    /// Work items, by queue.
+    pub fn items(&self) -> &[WorkItem] {
+        &self.arrays.items()[..self.header.items as usize]
+    }
+
+    /// The work items of each queue.
+    pub fn queues(&self) -> impl Iterator<Item = &[WorkItem]> {
+        self.queue_begin().windows(2).map(|range| &self.items()[range[0] as usize..range[1] as usize])
+    }
+
+    /// Output rows folded from partial states.
+    pub fn merge_rows(&self) -> &[MergeRow] {
+        &self.arrays.merge_rows()[..self.header.merge_rows as usize]
+    }
+
+    /// Counts the plans of one planner, from 1.
+    pub fn epoch(&self) -> u64 {
+        self.header.epoch
+    }
+
+    /// Requests of the batch.
+    pub fn requests(&self) -> usize {
+        self.totals.requests
+    }
+
+    /// Query tokens of the batch: the rows `q` and `out` must have.
+    pub fn query_tokens(&self) -> u64 {
+        self.totals.query_tokens
+    }
+
+    /// Query tokens of the request that has the most.
+    pub fn max_query_len_tokens(&self) -> u32 {
+        self.totals.max_query_len_tokens
+    }
+
+    /// Keys of all requests.
+    pub fn kv_tokens(&self) -> u64 {
+        self.totals.kv_tokens
+    }
+
+    /// The attention planned for.
+    pub fn config(&self) -> &AttentionConfig {
+        &self.config
+    }
+
+    /// The blocks and tiles planned for.
+    pub fn target(&self) -> Target {
+        self.target
+    }
+
+    /// How units were cut.
+    pub fn mode(&self) -> SplitMode {
+        self.mode
+    }
+
+    /// The workspace the plan is made for.
+    pub fn workspace(&self) -> &WorkspaceLayout {
+        self.arrays.layout()
+    }
+}

@@ -1,0 +1,476 @@
+//! What a caller hands to `run`: raw addresses with dtype, shape and strides.
+//!
+//! In: addresses on the executor's device, strides in elements, signed and 64-bit. Out: the byte views of
+//! [`kernels_gpu::abi::parameters`], checked. Invariant: everything a host can check is checked here, before a
+//! launch, and refused with the tensor's name, the value found and the value wanted. The last dim of every tensor
+//! is contiguous. The stride of a dim of size 1 is never looked at.
+
+use std::marker::PhantomData;
+
+use kernels_gpu::abi::parameters::{CacheView, RowsView};
+
+use crate::config::{AttentionConfig, DType};
+
+/// An argument that does not fit the plan or the kernels.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ArgumentError {
+    /// A tensor's extent, or a count, is not what the plan was made for.
+    #[error("{tensor}.{field} is {got}; this call needs {wanted}")]
+    Mismatch {
+        /// Which tensor or argument.
+        tensor: &'static str,
+        /// Which of its fields.
+        field: &'static str,
+        /// The value found.
+        got: u64,
+        /// The value needed.
+        wanted: u64,
+    },
+    /// A tensor's dtype is not what the plan was made for.
+    #[error("{tensor} is {got}; this call needs {wanted}")]
+    DTypeMismatch {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Its dtype.
+        got: DType,
+        /// The dtype needed.
+        wanted: DType,
+    },
+    /// An address or a stride is not a multiple of what a 16-byte access needs.
+    #[error("{tensor}.{field} is {got} bytes, which is not a multiple of {alignment}")]
+    Misaligned {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Address or stride.
+        field: &'static str,
+        /// The value found, in bytes.
+        got: i64,
+        /// What it must be a multiple of.
+        alignment: i64,
+    },
+    /// A stride or offset leaves 64 bits.
+    #[error("{tensor}.{field} does not fit 64-bit bytes")]
+    Overflow {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Which stride.
+        field: &'static str,
+    },
+    /// A tensor with elements has no address.
+    #[error("{tensor} has elements but its address is 0")]
+    NullAddress {
+        /// Which tensor.
+        tensor: &'static str,
+    },
+    /// An address is not memory of the device that is to read it.
+    #[error("{tensor}'s address {address:#x} is {found}; this call needs memory of {wanted}")]
+    ForeignMemory {
+        /// Which tensor.
+        tensor: &'static str,
+        /// The address.
+        address: u64,
+        /// What is there.
+        found: String,
+        /// Whose memory is needed.
+        wanted: String,
+    },
+    /// A count is past what one call can do.
+    #[error("{field} is {got}; supported is at most {supported}")]
+    TooLarge {
+        /// Which count.
+        field: &'static str,
+        /// The value found.
+        got: u64,
+        /// The largest value supported.
+        supported: u64,
+    },
+    /// Run without a plan.
+    #[error("run was called before plan")]
+    NotPlanned,
+    /// The plan is not the latest one: its arrays were overwritten.
+    #[error("the plan of epoch {got} was replaced by the plan of epoch {latest}")]
+    StalePlan {
+        /// Epoch of the plan given.
+        got: u64,
+        /// Epoch of the plan in the workspace.
+        latest: u64,
+    },
+    /// The workspace is not the one the plan was uploaded to.
+    #[error("the plan lies in the workspace at {planned:#x}, not in the one at {got:#x}")]
+    OtherWorkspace {
+        /// Where the plan was uploaded.
+        planned: u64,
+        /// The workspace given.
+        got: u64,
+    },
+    /// A stream is being captured into a graph by an attention that was not made for graphs.
+    #[error("{call} was called while its stream is captured into a graph; {remedy}")]
+    Capturing {
+        /// Which call.
+        call: &'static str,
+        /// What to do instead.
+        remedy: &'static str,
+    },
+}
+
+/// Bytes of one access of the kernels: addresses and strides are multiples of it.
+const ACCESS_BYTES: i64 = 16;
+
+/// `[tokens, heads, head_dim]`: queries, outputs, new keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// Address of the first element.
+    pub address: u64,
+    /// Element type.
+    pub dtype: DType,
+    /// Tokens.
+    pub tokens: u64,
+    /// Heads.
+    pub heads: u32,
+    /// Elements of a row.
+    pub head_dim: u32,
+    /// Elements from a token to the next.
+    pub token_stride: i64,
+    /// Elements from a head to the next.
+    pub head_stride: i64,
+}
+
+impl Rows {
+    /// A contiguous tensor.
+    pub fn contiguous(address: u64, dtype: DType, tokens: u64, heads: u32, head_dim: u32) -> Rows {
+        let head_stride = head_dim as i64;
+        Rows { address, dtype, tokens, heads, head_dim, token_stride: heads as i64 * head_stride, head_stride }
+    }
+
+    /// The same tensor with other strides, in elements: a view of a fused QKV projection, say.
+    pub fn with_strides(self, token_stride: i64, head_stride: i64) -> Rows {
+        Rows { token_stride, head_stride, ..self }
+    }
+
+    /// Checks shape and alignment and turns strides into bytes.
+    pub(crate) fn view(
+        &self,
+        tensor: &'static str,
+        tokens: u64,
+        heads: u32,
+        head_dim: u32,
+    ) -> Result<RowsView, ArgumentError> {
+        matches(tensor, "tokens", self.tokens, tokens)?;
+        matches(tensor, "heads", self.heads as u64, heads as u64)?;
+        matches(tensor, "head_dim", self.head_dim as u64, head_dim as u64)?;
+        let bytes = self.dtype.bytes() as i64;
+        let elements = tokens * heads as u64 != 0;
+        Ok(RowsView {
+            address: address(tensor, self.address, elements, ACCESS_BYTES)?,
+            token_stride_bytes: stride(tensor, "token_stride", self.token_stride, bytes, tokens, ACCESS_BYTES)?,
+            head_stride_bytes: stride(tensor, "head_stride", self.head_stride, bytes, heads as u64, ACCESS_BYTES)?,
+        })
+    }
+}
+
+/// The order of the two middle dims of a cache: `[pages, page, heads, dim]` or `[pages, heads, page, dim]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// Tokens outside heads.
+    Nhd,
+    /// Heads outside tokens.
+    Hnd,
+}
+
+/// One of the two halves of a paged cache: `pages * page_size * kv_heads` rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheRows {
+    /// Address of page 0, token 0, head 0.
+    pub address: u64,
+    /// Element type.
+    pub dtype: DType,
+    /// Pages in the pool.
+    pub pages: u64,
+    /// Tokens of a page.
+    pub page_size_tokens: u32,
+    /// KV heads.
+    pub kv_heads: u32,
+    /// Elements of a row.
+    pub head_dim: u32,
+    /// Elements from a page to the next.
+    pub page_stride: i64,
+    /// Elements from a token to the next in its page.
+    pub token_stride: i64,
+    /// Elements from a head to the next.
+    pub head_stride: i64,
+}
+
+impl CacheRows {
+    /// A contiguous pool of `pages` pages for `config`, in either layout.
+    pub fn contiguous(address: u64, pages: u64, layout: Layout, config: &AttentionConfig) -> CacheRows {
+        let (dim, heads, page) = (config.head_dim as i64, config.kv_heads as i64, config.page_size_tokens as i64);
+        let (token_stride, head_stride) = match layout {
+            Layout::Nhd => (heads * dim, dim),
+            Layout::Hnd => (dim, page * dim),
+        };
+        CacheRows {
+            address,
+            dtype: config.dtype,
+            pages,
+            page_size_tokens: config.page_size_tokens,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            page_stride: page * heads * dim,
+            token_stride,
+            head_stride,
+        }
+    }
+
+    /// The same pool with other strides, in elements.
+    pub fn with_strides(self, page_stride: i64, token_stride: i64, head_stride: i64) -> CacheRows {
+        CacheRows { page_stride, token_stride, head_stride, ..self }
+    }
+
+    /// Bytes from the first to one past the last element, for contiguous pools.
+    pub fn contiguous_bytes(&self) -> u64 {
+        self.pages
+            * self.page_size_tokens as u64
+            * self.kv_heads as u64
+            * self.head_dim as u64
+            * self.dtype.bytes() as u64
+    }
+
+    pub(crate) fn view(&self, tensor: &'static str, config: &AttentionConfig) -> Result<CacheView, ArgumentError> {
+        matches(tensor, "page_size_tokens", self.page_size_tokens as u64, config.page_size_tokens as u64)?;
+        matches(tensor, "kv_heads", self.kv_heads as u64, config.kv_heads as u64)?;
+        matches(tensor, "head_dim", self.head_dim as u64, config.head_dim as u64)?;
+        let bytes = self.dtype.bytes() as i64;
+        let step = |field, value, count| stride(tensor, field, value, bytes, count, ACCESS_BYTES);
+        let view = CacheView {
+            address: address(tensor, self.address, self.pages != 0, ACCESS_BYTES)?,
+            page_stride_bytes: step("page_stride", self.page_stride, self.pages)?,
+            token_stride_bytes: step("token_stride", self.token_stride, self.page_size_tokens as u64)?,
+            head_stride_bytes: step("head_stride", self.head_stride, self.kv_heads as u64)?,
+        };
+        (self.pages as i64)
+            .checked_mul(view.page_stride_bytes)
+            .ok_or(ArgumentError::Overflow { tensor, field: "pages * page_stride" })?;
+        Ok(view)
+    }
+}
+
+/// Keys and values of a paged cache. They may be one tensor's halves or two tensors, with different strides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PagedCache {
+    /// Keys.
+    pub k: CacheRows,
+    /// Values.
+    pub v: CacheRows,
+}
+
+impl PagedCache {
+    /// One tensor `[pages, 2, ...]` whose index 0 is K and 1 is V, as FlashInfer and vLLM lay it out.
+    pub fn interleaved(address: u64, pages: u64, layout: Layout, config: &AttentionConfig) -> PagedCache {
+        let half = CacheRows::contiguous(address, pages, layout, config);
+        let half = CacheRows { page_stride: 2 * half.page_stride, ..half };
+        let offset_bytes = half.page_stride as u64 / 2 * half.dtype.bytes() as u64;
+        PagedCache { k: half, v: CacheRows { address: address.wrapping_add(offset_bytes), ..half } }
+    }
+
+    /// Two contiguous tensors.
+    pub fn separate(k: u64, v: u64, pages: u64, layout: Layout, config: &AttentionConfig) -> PagedCache {
+        PagedCache {
+            k: CacheRows::contiguous(k, pages, layout, config),
+            v: CacheRows::contiguous(v, pages, layout, config),
+        }
+    }
+
+    pub(crate) fn views(&self, config: &AttentionConfig) -> Result<(CacheView, CacheView), ArgumentError> {
+        matches("cache.v", "pages", self.v.pages, self.k.pages)?;
+        Ok((self.k.view("cache.k", config)?, self.v.view("cache.v", config)?))
+    }
+}
+
+/// Page ids on the device, `u32`, as the page table's offsets address them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageIndices {
+    /// Address of the first id.
+    pub address: u64,
+    /// Ids there.
+    pub len: u64,
+}
+
+/// The base of an LSE's logarithm.
+pub trait LogBase: Copy + std::fmt::Debug {
+    /// Turns a base-2 LSE into this base.
+    const FROM_BASE_2: f32;
+}
+
+/// Base 2, what the kernels use inside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Base2;
+/// Natural logarithms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BaseE;
+
+impl LogBase for Base2 {
+    const FROM_BASE_2: f32 = 1.0;
+}
+impl LogBase for BaseE {
+    const FROM_BASE_2: f32 = std::f32::consts::LN_2;
+}
+
+/// `[tokens, heads]` f32 log-sum-exp values in the base its type names, so that two bases never meet in a merge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lse<B> {
+    /// Address of the first value.
+    pub address: u64,
+    /// Tokens.
+    pub tokens: u64,
+    /// Heads.
+    pub heads: u32,
+    /// Values from a token to the next.
+    pub token_stride: i64,
+    /// Values from a head to the next.
+    pub head_stride: i64,
+    base: PhantomData<B>,
+}
+
+/// LSE in base 2.
+pub type Lse2 = Lse<Base2>;
+/// LSE in natural logarithms.
+pub type LseE = Lse<BaseE>;
+
+impl<B: LogBase> Lse<B> {
+    /// A contiguous tensor.
+    pub fn contiguous(address: u64, tokens: u64, heads: u32) -> Lse<B> {
+        Lse { address, tokens, heads, token_stride: heads as i64, head_stride: 1, base: PhantomData }
+    }
+
+    /// The same values with other strides.
+    pub fn with_strides(self, token_stride: i64, head_stride: i64) -> Lse<B> {
+        Lse { token_stride, head_stride, ..self }
+    }
+
+    pub(crate) fn view(&self, tensor: &'static str, tokens: u64, heads: u32) -> Result<RowsView, ArgumentError> {
+        matches(tensor, "tokens", self.tokens, tokens)?;
+        matches(tensor, "heads", self.heads as u64, heads as u64)?;
+        Ok(RowsView {
+            address: address(tensor, self.address, tokens * heads as u64 != 0, 4)?,
+            token_stride_bytes: stride(tensor, "token_stride", self.token_stride, 4, tokens, 4)?,
+            head_stride_bytes: stride(tensor, "head_stride", self.head_stride, 4, heads as u64, 4)?,
+        })
+    }
+}
+
+/// An LSE output in either base.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AnyLse {
+    /// Base 2.
+    Base2(Lse2),
+    /// Natural logarithms.
+    Natural(LseE),
+}
+
+impl From<Lse2> for AnyLse {
+    fn from(lse: Lse2) -> AnyLse {
+        AnyLse::Base2(lse)
+    }
+}
+impl From<LseE> for AnyLse {
+    fn from(lse: LseE) -> AnyLse {
+        AnyLse::Natural(lse)
+    }
+}
+
+impl AnyLse {
+    /// The view, and what a base-2 value is multiplied by on its way out.
+    pub(crate) fn view(&self, tokens: u64, heads: u32) -> Result<(RowsView, f32), ArgumentError> {
+        Ok(match self {
+            AnyLse::Base2(lse) => (lse.view("lse", tokens, heads)?, Base2::FROM_BASE_2),
+            AnyLse::Natural(lse) => (lse.view("lse", tokens, heads)?, BaseE::FROM_BASE_2),
+        })
+    }
+}
+
+/// The view of a tensor that is not there.
+pub(crate) const ABSENT: RowsView = RowsView { address: 0, token_stride_bytes: 0, head_stride_bytes: 0 };
+
+pub(crate) fn matches(tensor: &'static str, field: &'static str, got: u64, wanted: u64) -> Result<(), ArgumentError> {
+    if got == wanted { Ok(()) } else { Err(ArgumentError::Mismatch { tensor, field, got, wanted }) }
+}
+
+pub(crate) fn is_dtype(tensor: &'static str, got: DType, wanted: DType) -> Result<(), ArgumentError> {
+    if got == wanted { Ok(()) } else { Err(ArgumentError::DTypeMismatch { tensor, got, wanted }) }
+}
+
+pub(crate) fn address(
+    tensor: &'static str,
+    address: u64,
+    elements: bool,
+    alignment: i64,
+) -> Result<u64, ArgumentError> {
+    if elements && address == 0 {
+        return Err(ArgumentError::NullAddress { tensor });
+    }
+    if elements && !address.is_multiple_of(alignment as u64) {
+        return Err(ArgumentError::Misaligned { tensor, field: "address", got: address as i64, alignment });
+    }
+    Ok(address)
+}
+
+fn stride(
+    tensor: &'static str,
+    field: &'static str,
+    elements: i64,
+    element_bytes: i64,
+    count: u64,
+    alignment: i64,
+) -> Result<i64, ArgumentError> {
+    if count <= 1 {
+        return Ok(0);
+    }
+    let bytes = elements.checked_mul(element_bytes).ok_or(ArgumentError::Overflow { tensor, field })?;
+    if bytes % alignment != 0 {
+        return Err(ArgumentError::Misaligned { tensor, field, got: bytes, alignment });
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strides_of_size_one_dims_are_ignored_and_others_checked() {
+        let rows = Rows::contiguous(4096, DType::Bf16, 1, 32, 128).with_strides(4609, 128);
+        assert_eq!(rows.view("q", 1, 32, 128).unwrap().token_stride_bytes, 0);
+        let rows = Rows { tokens: 3, ..rows };
+        assert_eq!(
+            rows.view("q", 3, 32, 128).unwrap_err().to_string(),
+            "q.token_stride is 9218 bytes, which is not a multiple of 16"
+        );
+        let rows = rows.with_strides(4608, 128);
+        assert_eq!(rows.view("q", 3, 32, 128).unwrap().token_stride_bytes, 9216);
+        assert_eq!(rows.view("q", 4, 32, 128).unwrap_err().to_string(), "q.tokens is 3; this call needs 4");
+        let rows = Rows { address: 4098, ..rows };
+        assert!(matches!(rows.view("q", 3, 32, 128), Err(ArgumentError::Misaligned { field: "address", .. })));
+        let rows = Rows { address: 0, ..rows };
+        assert_eq!(rows.view("q", 3, 32, 128).unwrap_err(), ArgumentError::NullAddress { tensor: "q" });
+    }
+
+    #[test]
+    fn cache_layouts_have_the_documented_strides() {
+        let config = AttentionConfig::new(32, 8, 128, 16);
+        let nhd = PagedCache::interleaved(1 << 20, 10, Layout::Nhd, &config);
+        assert_eq!((nhd.k.page_stride, nhd.k.token_stride, nhd.k.head_stride), (2 * 16 * 8 * 128, 1024, 128));
+        assert_eq!(nhd.v.address - nhd.k.address, 16 * 8 * 128 * 2);
+        let hnd = PagedCache::separate(1 << 20, 1 << 21, 10, Layout::Hnd, &config);
+        assert_eq!((hnd.v.page_stride, hnd.v.token_stride, hnd.v.head_stride), (16 * 8 * 128, 128, 16 * 128));
+    }
+
+    #[test]
+    fn page_offsets_past_32_bits_are_exact() {
+        let config = AttentionConfig::new(1, 1, 512, 32);
+        let view = CacheRows::contiguous(1 << 40, 1 << 20, Layout::Nhd, &config).view("cache.k", &config).unwrap();
+        assert_eq!(262_144 * view.page_stride_bytes, 262_144 * 16_384 * 2);
+        let huge = CacheRows::contiguous(1 << 40, 1 << 62, Layout::Nhd, &config);
+        assert!(matches!(huge.view("cache.k", &config), Err(ArgumentError::Overflow { .. })));
+    }
+}

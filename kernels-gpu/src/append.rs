@@ -1,0 +1,190 @@
+//! Writing new keys and values into the paged cache, and spelling out where they go.
+//!
+//! In: new K and V rows, and for each token either a slot (page * page size + offset) or a (request, position).
+//! Out: the cache rows. Invariant: nothing but the named rows is touched; a negative slot, request or position
+//! skips its token. Source and cache may differ in dtype; values are rounded to nearest even.
+use simt::{
+    global::Global,
+    grid,
+    number::{Bf16, F16},
+    tensor::Element,
+    thread,
+};
+
+use crate::abi::parameters::{AppendParameters, CacheView, PositionsParameters, RowsView};
+use crate::abi::tile::{APPEND_PIECES, APPEND_THREADS};
+use crate::tile::unroll;
+
+/// A format new rows come in: eight elements become one 16-byte piece of the cache.
+pub trait Source: Copy + 'static {
+    /// Bytes of eight elements.
+    const PIECE_BYTES: u64;
+    /// Reads eight elements and rounds them to `Cache`.
+    ///
+    /// # Safety
+    /// `at` is live and 16-byte aligned.
+    unsafe fn load<Cache: Element>(at: Global<u8>) -> [u32; 4];
+}
+
+impl Source for f32 {
+    const PIECE_BYTES: u64 = 32;
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    unsafe fn load<Cache: Element>(at: Global<u8>) -> [u32; 4] {
+        let at = at.cast::<[f32; 4]>();
+        // SAFETY: the caller's contract is this function's own.
+        let ([a, b, c, d], [e, f, g, h]) = unsafe { (at.load_constant(), at.add(1).load_constant()) };
+        [Cache::pack(a, b), Cache::pack(c, d), Cache::pack(e, f), Cache::pack(g, h)]
+    }
+}
+
+macro_rules! sixteen_bit_source {
+    ($type:ty) => {
+        impl Source for $type {
+            const PIECE_BYTES: u64 = 16;
+            #[inline(always)]
+            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+            unsafe fn load<Cache: Element>(at: Global<u8>) -> [u32; 4] {
+                // SAFETY: the caller's contract is this function's own.
+                let words = unsafe { at.cast::<[u32; 4]>().load_constant() };
+                if <$type>::IS_BF16 == Cache::IS_BF16 {
+                    return words;
+                }
+                let convert = |word| {
+                    let (low, high) = <$type>::unpack(word);
+                    Cache::pack(low, high)
+                };
+                [convert(words[0]), convert(words[1]), convert(words[2]), convert(words[3])]
+            }
+        }
+    };
+}
+sixteen_bit_source!(Bf16);
+sixteen_bit_source!(F16);
+
+/// Appends; threads take 16-byte pieces of the new rows in turn.
+///
+/// # Safety
+/// `p` describes live memory as [`crate::abi`] says; the launch has [`APPEND_THREADS`] threads.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub unsafe fn append<S: Source, Cache: Element>(p: AppendParameters) {
+    grid::wait_for_previous_grid();
+    grid::allow_next_grid();
+    let pieces = p.tokens * p.token_chunks.get();
+    let mut base = thread::block_idx_x() * APPEND_THREADS * APPEND_PIECES + thread::thread_idx_x();
+    // SAFETY: the caller's contract covers every address formed below.
+    unsafe {
+        while base < pieces {
+            let mut data = [([0; 4], [0; 4], 0, 0); APPEND_PIECES as usize];
+            unroll::<{ APPEND_PIECES as usize }>(|i| {
+                let index = base + i as u32 * APPEND_THREADS;
+                if index < pieces {
+                    let (token, piece) = p.token_chunks.divide(index);
+                    let (head, chunk) = p.chunks.divide(piece);
+                    if let Some((page, slot)) = destination(&p, token) {
+                        let k = piece_of(&p.new_k, token, head).add(S::PIECE_BYTES * chunk as u64);
+                        let v = piece_of(&p.new_v, token, head).add(S::PIECE_BYTES * chunk as u64);
+                        data[i] = (
+                            S::load::<Cache>(k),
+                            S::load::<Cache>(v),
+                            cache_piece(&p.k, page, slot, head, chunk),
+                            cache_piece(&p.v, page, slot, head, chunk),
+                        );
+                    }
+                }
+            });
+            unroll::<{ APPEND_PIECES as usize }>(|i| {
+                let (k, v, k_address, v_address) = data[i];
+                if k_address != 0 {
+                    Global::new(k_address).store(k);
+                    Global::new(v_address).store(v);
+                }
+            });
+            base += thread::grid_dim_x() * APPEND_THREADS * APPEND_PIECES;
+        }
+    }
+}
+
+/// Page and slot of a token, or `None` where it is to be skipped.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+unsafe fn destination(p: &AppendParameters, token: u32) -> Option<(u32, u32)> {
+    // SAFETY: the kernel's contract.
+    unsafe {
+        if p.slots != 0 {
+            let slot = Global::<u64>::new(p.slots).add(token as u64).load_constant() as i64;
+            return (slot >= 0).then(|| divide_slot(p, slot as u64));
+        }
+        let request = Global::<u32>::new(p.requests).add(token as u64).load_constant() as i32;
+        let position = Global::<u32>::new(p.positions).add(token as u64).load_constant() as i32;
+        if request < 0 || position < 0 {
+            return None;
+        }
+        let (page, slot) = p.page_size.divide(position as u32);
+        let begin = Global::<u32>::new(p.page_begin).add(request as u64).load_constant();
+        let index = Global::<u32>::new(p.page_indices).add(begin as u64 + page as u64);
+        Some((index.load_constant(), slot))
+    }
+}
+
+/// Slots below 2^31 take the fast division; past it, real division, whose zero check the compiler must see fail.
+#[inline(always)]
+fn divide_slot(p: &AppendParameters, slot: u64) -> (u32, u32) {
+    if slot < 1 << 31 {
+        return p.page_size.divide(slot as u32);
+    }
+    let page_size = p.page_size.get().max(1) as u64;
+    ((slot / page_size) as u32, (slot % page_size) as u32)
+}
+
+#[inline(always)]
+fn piece_of(view: &RowsView, token: u32, head: u32) -> Global<u8> {
+    Global::new(view.address)
+        .add_bytes(token as i64 * view.token_stride_bytes)
+        .add_bytes(head as i64 * view.head_stride_bytes)
+}
+
+#[inline(always)]
+fn cache_piece(cache: &CacheView, page: u32, slot: u32, head: u32, chunk: u32) -> u64 {
+    Global::<u8>::new(cache.address)
+        .add_bytes(page as i64 * cache.page_stride_bytes)
+        .add_bytes(slot as i64 * cache.token_stride_bytes)
+        .add_bytes(head as i64 * cache.head_stride_bytes)
+        .add(16 * chunk as u64)
+        .address()
+}
+
+/// Spells out request and position of each new token, a thread a token; -1 past the last.
+///
+/// # Safety
+/// `p` describes live memory as [`crate::abi`] says; the launch has [`APPEND_THREADS`] threads.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub unsafe fn positions(p: PositionsParameters) {
+    grid::wait_for_previous_grid();
+    grid::allow_next_grid();
+    let mut token = thread::block_idx_x() * APPEND_THREADS + thread::thread_idx_x();
+    // SAFETY: the caller's contract covers every address formed below.
+    unsafe {
+        let begin = |request: u32| Global::<u32>::new(p.append_begin).add(request as u64).load_constant();
+        let total = begin(p.request_count);
+        while token < p.tokens {
+            let (mut request, mut position) = (u32::MAX, u32::MAX);
+            if token < total {
+                // The last request that begins at or before the token; empty ones before it begin there too.
+                let (mut low, mut high) = (0, p.request_count);
+                while high - low > 1 {
+                    let middle = (low + high) / 2;
+                    if begin(middle) <= token { low = middle } else { high = middle }
+                }
+                request = low;
+                let kv_len = Global::<u32>::new(p.kv_lens).add(low as u64).load_constant();
+                position = kv_len - (begin(low + 1) - token);
+            }
+            Global::<u32>::new(p.requests).add(token as u64).store(request);
+            Global::<u32>::new(p.positions).add(token as u64).store(position);
+            token += thread::grid_dim_x() * APPEND_THREADS;
+        }
+    }
+}

@@ -1,0 +1,599 @@
+//! Attention over a paged cache: each block walks its own queue of work items.
+//!
+//! In: the plan's items, queries, page ids, K and V. Out: for every item either output rows and LSE, or partial
+//! states for the merge. Invariant: at the top of an iteration the tile to compute and `STAGES - 2` younger ones
+//! are on their way or there, whichever items they belong to; the pipeline never drains between items.
+//!
+//! A tile is `16 * KV_WARPS` keys and values. Each warp takes 16 of the keys and keeps its own softmax over them;
+//! at the end of an item the warps' states are folded through the stage just consumed. FlashAttention-2 (Dao,
+//! 2023) gives the online softmax, Flash-Decoding the split over keys, FlashInfer (Ye et al., 2025) the packing
+//! of query heads into rows and the plan.
+//!
+//! Previous in the walk: [`crate::abi::plan`]. Next: [`crate::merge`].
+use simt::{
+    asynchronous::{commit_async_copies, copy_async_16, wait_async_copies},
+    block::sync_threads,
+    global::Global,
+    grid, math,
+    shared::Shared,
+    tensor::{Element, load_matrix_x4, load_matrix_x4_transposed},
+    thread,
+};
+
+use crate::{
+    abi::{
+        divisor::Divisor,
+        parameters::{AttendParameters, CacheView, RowsView},
+        plan::{DIRECT, WorkItem},
+        tile::{ATTEND_TILE_ROWS, AttendTile, Family},
+    },
+    softmax::OnlineSoftmax,
+    tile::{SharedTile, unroll, zeros},
+    variant::{ScoreAt, Variant},
+};
+
+/// The kernel. `QUERY_STEPS` is `HEAD_DIM / 16` and `OUTPUT_STEPS` the 16-column steps of a warp's share of the
+/// output: they are parameters only because array lengths must be.
+///
+/// # Safety
+/// `p` describes live memory as [`crate::abi`] says, for this block's queue; the launch has the threads and shared
+/// memory of [`AttendTile`].
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub unsafe fn attend<
+    E: Element,
+    V: Variant,
+    const HEAD_DIM: u32,
+    const HOPPER: bool,
+    const QUERY_STEPS: usize,
+    const OUTPUT_STEPS: usize,
+>(
+    p: AttendParameters,
+    variant: V::Parameters,
+) {
+    let shape = const { Shape::<HEAD_DIM, HOPPER>::checked(QUERY_STEPS, OUTPUT_STEPS) };
+    let variant = V::bind(variant);
+    let (lane, warp) = (thread::lane_idx(), thread::warp_idx());
+    let (kv_warp, output_warp) = (warp / shape.output_warps, warp % shape.output_warps);
+    let (row, quad) = (lane / 4, lane % 4);
+    let room = Room::<HEAD_DIM, HOPPER>::new();
+
+    // SAFETY: the caller's contract covers every address formed below.
+    unsafe {
+        let queue = Global::<u32>::new(p.queue_begin).add(thread::block_idx_x() as u64);
+        let (item_begin, item_end) = (queue.load_constant(), queue.add(1).load_constant());
+        let mut loader = Loader::<HEAD_DIM, HOPPER>::new(&p, item_begin, item_end);
+        grid::wait_for_previous_grid();
+        grid::allow_next_grid();
+        loader.begin(&p, room);
+
+        let mut item = item_begin;
+        let (mut stage, mut slot) = (0, 0);
+        while item < item_end {
+            let work = Work::read(&p, item);
+            let limits = work.limits(&p, row);
+            let first_limit = work.limit(&p, 0);
+            let mut queries: [[u32; 4]; QUERY_STEPS] = core::mem::zeroed();
+            let mut outputs: [[f32; 4]; OUTPUT_STEPS] = core::mem::zeroed();
+            let mut outputs_right: [[f32; 4]; OUTPUT_STEPS] = core::mem::zeroed();
+            let mut softmax = OnlineSoftmax::new();
+            let mut token = work.kv_begin;
+            loop {
+                if shape.stages == 3 {
+                    wait_async_copies::<1>()
+                } else {
+                    wait_async_copies::<0>()
+                }
+                sync_threads();
+                let page = loader.step(&p, room);
+
+                // Wide heads leave no registers for the queries; their fragments are read again for every tile.
+                let query = |k: usize| load_matrix_x4(room.queries(slot).chunk(lane % 16, 2 * k as u32 + lane / 16));
+                if Shape::<HEAD_DIM, HOPPER>::RESIDENT_QUERIES && token == work.kv_begin {
+                    unroll::<QUERY_STEPS>(|k| queries[k] = query(k));
+                }
+
+                // S = Q K^T for this warp's 16 keys: columns 0..8 and 8..16.
+                let mut scores = zeros::<2, 4>();
+                let keys = room.keys(stage);
+                let key_row = kv_warp * 16 + lane % 8 + 8 * (lane / 16);
+                unroll::<QUERY_STEPS>(|k| {
+                    let b = load_matrix_x4(keys.chunk(key_row, 2 * k as u32 + lane / 8 % 2));
+                    let a = if Shape::<HEAD_DIM, HOPPER>::RESIDENT_QUERIES { queries[k] } else { query(k) };
+                    E::multiply_accumulate(&mut scores[0], a, [b[0], b[1]]);
+                    E::multiply_accumulate(&mut scores[1], a, [b[2], b[3]]);
+                });
+
+                let key = token + kv_warp * 16 + 2 * quad;
+                unroll::<2>(|n| {
+                    unroll::<4>(|i| {
+                        let (half, key) = (i / 2, key + 8 * n as u32 + i as u32 % 2);
+                        scores[n][i] = variant.logit(scores[n][i], || work.at(&p, row + 8 * half as u32, key));
+                    })
+                });
+                if (token + shape.tile_tokens()) as i32 > first_limit {
+                    unroll::<2>(|n| {
+                        unroll::<4>(|i| {
+                            if (key + 8 * n as u32 + i as u32 % 2) as i32 >= limits[i / 2] {
+                                scores[n][i] = f32::NEG_INFINITY;
+                            }
+                        })
+                    });
+                }
+
+                // Weights, and what they do to the accumulators.
+                let [left, right] = scores;
+                let (upper, shrink_upper) = softmax.update(0, [left[0], left[1], right[0], right[1]]);
+                let (lower, shrink_lower) = softmax.update(1, [left[2], left[3], right[2], right[3]]);
+                let weights = [
+                    E::pack(upper[0], upper[1]),
+                    E::pack(lower[0], lower[1]),
+                    E::pack(upper[2], upper[3]),
+                    E::pack(lower[2], lower[3]),
+                ];
+                unroll::<OUTPUT_STEPS>(|n| {
+                    outputs[n] = shrink(outputs[n], shrink_upper, shrink_lower);
+                    outputs_right[n] = shrink(outputs_right[n], shrink_upper, shrink_lower);
+                });
+
+                // O += P V for this warp's 16 values and its columns.
+                let values = room.values(stage);
+                unroll::<OUTPUT_STEPS>(|n| {
+                    let column = 2 * (output_warp * OUTPUT_STEPS as u32 + n as u32) + lane / 16;
+                    let b = load_matrix_x4_transposed(values.chunk(kv_warp * 16 + lane % 16, column));
+                    E::multiply_accumulate(&mut outputs[n], weights, [b[0], b[1]]);
+                    E::multiply_accumulate(&mut outputs_right[n], weights, [b[2], b[3]]);
+                });
+
+                loader.publish(&p, room, page);
+                let consumed = stage;
+                stage = next::<HEAD_DIM, HOPPER>(stage);
+                token += shape.tile_tokens();
+                if token >= work.kv_end {
+                    softmax.finish();
+                    sync_threads();
+                    let fold = room.fold(consumed);
+                    unroll::<2>(|half| {
+                        let row = row + 8 * half as u32;
+                        if row < work.rows {
+                            if output_warp == 0 && quad == 0 {
+                                fold.state(kv_warp, row).store([softmax.maximum[half], softmax.sum[half]]);
+                            }
+                            unroll::<OUTPUT_STEPS>(|n| {
+                                let column = 16 * (output_warp * OUTPUT_STEPS as u32 + n as u32) + 2 * quad;
+                                fold.pair(kv_warp, row, column).store([outputs[n][2 * half], outputs[n][2 * half + 1]]);
+                                fold.pair(kv_warp, row, column + 8)
+                                    .store([outputs_right[n][2 * half], outputs_right[n][2 * half + 1]]);
+                            });
+                        }
+                    });
+                    sync_threads();
+                    fold.write::<E>(&p, &work);
+                    break;
+                }
+            }
+            item += 1;
+            slot = next::<HEAD_DIM, HOPPER>(slot);
+        }
+    }
+}
+
+/// The next place in a ring of `stages` places.
+#[inline(always)]
+fn next<const HEAD_DIM: u32, const HOPPER: bool>(place: u32) -> u32 {
+    if place + 1 == Shape::<HEAD_DIM, HOPPER>::TILE.stages { 0 } else { place + 1 }
+}
+
+#[inline(always)]
+fn shrink(c: [f32; 4], upper: f32, lower: f32) -> [f32; 4] {
+    [c[0] * upper, c[1] * upper, c[2] * lower, c[3] * lower]
+}
+
+/// The tile table's row as constants.
+struct Shape<const HEAD_DIM: u32, const HOPPER: bool>;
+
+impl<const HEAD_DIM: u32, const HOPPER: bool> Shape<HEAD_DIM, HOPPER> {
+    const TILE: AttendTile = match AttendTile::new(HEAD_DIM, if HOPPER { Family::Sm90a } else { Family::Sm80 }) {
+        Some(tile) => tile,
+        None => panic!("no tile for this head dim"),
+    };
+    /// 16-byte pieces of a row.
+    const CHUNKS: u32 = HEAD_DIM / 8;
+    /// Whether a warp keeps the query fragments in registers: 64 registers at 256 columns, which fit
+    /// beside the rest only with the wider block of Hopper's tile.
+    const RESIDENT_QUERIES: bool = HEAD_DIM <= if HOPPER { 256 } else { 224 };
+    /// Rounds in which the block's threads copy a tile of K (and of V), a piece each.
+    const ROUNDS: usize = (Self::TILE.tile_tokens() * Self::CHUNKS / Self::TILE.threads()) as usize;
+
+    const fn checked(query_steps: usize, output_steps: usize) -> AttendTile {
+        assert!(query_steps as u32 * 16 == HEAD_DIM);
+        assert!(output_steps as u32 * 16 * Self::TILE.output_warps == HEAD_DIM);
+        assert!(Self::TILE.stages == 2 || Self::TILE.stages == 3);
+        assert!(SharedTile::<HEAD_DIM>::ROW_BYTES == Self::TILE.row_bytes());
+        assert!((Self::TILE.tile_tokens() * Self::CHUNKS).is_multiple_of(Self::TILE.threads()));
+        Self::TILE
+    }
+}
+
+/// The block's shared memory: stages of keys and values, as many slots of query rows, two buffers of row addresses,
+/// the warps' states. Slots turn with the items, so an item's query rows stay while it runs.
+#[derive(Clone, Copy)]
+struct Room<const HEAD_DIM: u32, const HOPPER: bool> {
+    base: Shared<u8>,
+}
+
+impl<const HEAD_DIM: u32, const HOPPER: bool> Room<HEAD_DIM, HOPPER> {
+    const TILE: AttendTile = Shape::<HEAD_DIM, HOPPER>::TILE;
+
+    #[inline(always)]
+    fn new() -> Self {
+        Room { base: Shared::dynamic() }
+    }
+
+    #[inline(always)]
+    fn stage(self, stage: u32) -> Shared<u8> {
+        self.base.add_bytes(stage * Self::TILE.stage_bytes())
+    }
+
+    #[inline(always)]
+    fn keys(self, stage: u32) -> SharedTile<HEAD_DIM> {
+        SharedTile::new(self.stage(stage))
+    }
+
+    #[inline(always)]
+    fn values(self, stage: u32) -> SharedTile<HEAD_DIM> {
+        SharedTile::new(self.stage(stage).add_bytes(Self::TILE.tile_tokens() * Self::TILE.row_bytes()))
+    }
+
+    #[inline(always)]
+    fn queries(self, slot: u32) -> SharedTile<HEAD_DIM> {
+        SharedTile::new(self.stage(Self::TILE.stages).add_bytes(slot * ATTEND_TILE_ROWS * Self::TILE.row_bytes()))
+    }
+
+    /// Where row `row` of the tile of parity `parity` is in global memory: K's address, then V's.
+    #[inline(always)]
+    fn row_address(self, parity: u32, row: u32) -> Shared<[u32; 4]> {
+        let start = self.base.add_bytes(Self::TILE.addresses_offset_bytes());
+        start.cast().add(parity * Self::TILE.tile_tokens() + row)
+    }
+
+    #[inline(always)]
+    fn fold(self, stage: u32) -> Fold<HEAD_DIM, HOPPER> {
+        let states = self.base.add_bytes(Self::TILE.states_offset_bytes());
+        Fold { outputs: self.stage(stage).cast(), states: states.cast() }
+    }
+}
+
+/// Brings tiles in, `STAGES - 1` ahead of the one computed and whatever item they belong to.
+///
+/// The copies of a tile need 16 bytes from each row's address, and an address costs a page lookup and a division;
+/// so one thread a row works the addresses out an iteration early and leaves them in shared memory.
+struct Loader<const HEAD_DIM: u32, const HOPPER: bool> {
+    /// The next tile whose addresses are to be worked out.
+    item: u32,
+    item_end: u32,
+    work: Work,
+    token: u32,
+    /// The tile whose addresses lie in shared memory: its valid rows, and its item if it is the item's first.
+    ready_rows: u32,
+    ready: Work,
+    ready_first: bool,
+    stage: u32,
+    slot: u32,
+    parity: u32,
+}
+
+impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
+    const TILE: AttendTile = Shape::<HEAD_DIM, HOPPER>::TILE;
+
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    unsafe fn new(p: &AttendParameters, item: u32, item_end: u32) -> Self {
+        // SAFETY: items of the queue, by the kernel's contract.
+        let work = if item < item_end { unsafe { Work::read(p, item) } } else { Work::none() };
+        let token = work.kv_begin;
+        let (ready, ready_rows, ready_first) = (work, 0, false);
+        Loader { item, item_end, work, token, ready_rows, ready, ready_first, stage: 0, slot: 0, parity: 0 }
+    }
+
+    /// Fills the pipeline: the first `STAGES - 1` tiles on their way, the next one's addresses ready after a barrier.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    unsafe fn begin(&mut self, p: &AttendParameters, room: Room<HEAD_DIM, HOPPER>) {
+        // SAFETY: the kernel's contract.
+        unsafe {
+            let page = self.look_up(p);
+            self.publish(p, room, page);
+            let mut i = 1;
+            while i < Self::TILE.stages {
+                sync_threads();
+                let page = self.step(p, room);
+                self.publish(p, room, page);
+                i += 1;
+            }
+        }
+    }
+
+    /// Starts the copies of the tile whose addresses are ready, and the page lookup of the tile after it.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    unsafe fn step(&mut self, p: &AttendParameters, room: Room<HEAD_DIM, HOPPER>) -> u32 {
+        // SAFETY: the kernel's contract; the stage was consumed before the last barrier.
+        unsafe {
+            if self.ready_rows != u32::MAX {
+                if self.ready_first {
+                    self.copy_queries(p, room);
+                    self.slot = next::<HEAD_DIM, HOPPER>(self.slot);
+                }
+                let (keys, values) = (room.keys(self.stage), room.values(self.stage));
+                unroll::<64>(|round| {
+                    if round < Shape::<HEAD_DIM, HOPPER>::ROUNDS {
+                        let index = thread::thread_idx_x() + round as u32 * Self::TILE.threads();
+                        let row = index / Shape::<HEAD_DIM, HOPPER>::CHUNKS;
+                        let chunk = index % Shape::<HEAD_DIM, HOPPER>::CHUNKS;
+                        let bytes = if row < self.ready_rows { 16 } else { 0 };
+                        let [k_low, k_high, v_low, v_high] = room.row_address(self.parity ^ 1, row).load();
+                        copy_async_16(keys.chunk(row, chunk), address(k_low, k_high).add(16 * chunk as u64), bytes);
+                        copy_async_16(values.chunk(row, chunk), address(v_low, v_high).add(16 * chunk as u64), bytes);
+                    }
+                });
+                self.stage = next::<HEAD_DIM, HOPPER>(self.stage);
+            }
+            commit_async_copies();
+            self.look_up(p)
+        }
+    }
+
+    /// The page of this thread's row of the next tile.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    unsafe fn look_up(&self, p: &AttendParameters) -> u32 {
+        let row = thread::thread_idx_x();
+        if self.item < self.item_end && row < Self::TILE.tile_tokens() && self.work.kv_begin < self.work.kv_end {
+            let (page, _) = p.page_size.divide(self.row_token(row));
+            // SAFETY: the page table covers the request's keys, by the kernel's contract.
+            unsafe { Global::<u32>::new(p.page_indices).add(self.work.page_begin as u64 + page as u64).load_constant() }
+        } else {
+            0
+        }
+    }
+
+    /// The key of a row; rows past the range repeat its last key, and are not read.
+    #[inline(always)]
+    fn row_token(&self, row: u32) -> u32 {
+        (self.token + row).min(self.work.kv_end - 1)
+    }
+
+    /// Leaves the next tile's addresses in shared memory, where they are read after the next barrier, and moves on.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    unsafe fn publish(&mut self, p: &AttendParameters, room: Room<HEAD_DIM, HOPPER>, page: u32) {
+        if self.item >= self.item_end {
+            self.ready_rows = u32::MAX;
+            return;
+        }
+        let row = thread::thread_idx_x();
+        if row < Self::TILE.tile_tokens() {
+            let slot =
+                if self.work.kv_begin < self.work.kv_end { p.page_size.divide(self.row_token(row)).1 } else { 0 };
+            let k = row_address(&p.k, page, slot, self.work.kv_head);
+            let v = row_address(&p.v, page, slot, self.work.kv_head);
+            let words = [k as u32, (k >> 32) as u32, v as u32, (v >> 32) as u32];
+            // SAFETY: the buffer of this parity was read before the last barrier.
+            unsafe { room.row_address(self.parity, row).store(words) };
+        }
+        self.parity ^= 1;
+        self.ready_rows = self.work.kv_end - self.token;
+        self.ready_first = self.token == self.work.kv_begin;
+        if self.ready_first {
+            self.ready = self.work;
+        }
+        self.token += Self::TILE.tile_tokens();
+        if self.token >= self.work.kv_end {
+            self.item += 1;
+            if self.item < self.item_end {
+                // SAFETY: items of the queue, by the kernel's contract.
+                self.work = unsafe { Work::read(p, self.item) };
+                self.token = self.work.kv_begin;
+            }
+        }
+    }
+
+    /// Starts the copies of an item's query rows; rows past its end become zero.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    unsafe fn copy_queries(&self, p: &AttendParameters, room: Room<HEAD_DIM, HOPPER>) {
+        let tile = room.queries(self.slot);
+        let mut index = thread::thread_idx_x();
+        while index < ATTEND_TILE_ROWS * Shape::<HEAD_DIM, HOPPER>::CHUNKS {
+            let row = index / Shape::<HEAD_DIM, HOPPER>::CHUNKS;
+            let chunk = index % Shape::<HEAD_DIM, HOPPER>::CHUNKS;
+            let valid = row < self.ready.rows;
+            let source = self.ready.row(&p.q, p.group, if valid { row } else { 0 }).add(16 * chunk as u64);
+            // SAFETY: a live query row, by the kernel's contract; `STAGES - 1` tiles ahead is at most as many items ahead, so the
+            // slot's item is done.
+            unsafe { copy_async_16(tile.chunk(row, chunk), source, if valid { 16 } else { 0 }) };
+            index += Self::TILE.threads();
+        }
+    }
+}
+
+#[inline(always)]
+fn address(low: u32, high: u32) -> Global<u8> {
+    Global::new(low as u64 | (high as u64) << 32)
+}
+
+#[inline(always)]
+fn row_address(cache: &CacheView, page: u32, slot: u32, kv_head: u32) -> u64 {
+    cache
+        .address
+        .wrapping_add((page as i64 * cache.page_stride_bytes) as u64)
+        .wrapping_add((slot as i64 * cache.token_stride_bytes) as u64)
+        .wrapping_add((kv_head as i64 * cache.head_stride_bytes) as u64)
+}
+
+/// A work item in registers.
+#[derive(Clone, Copy)]
+struct Work {
+    request: u32,
+    query_begin: u32,
+    row_begin: u32,
+    rows: u32,
+    kv_head: u32,
+    kv_begin: u32,
+    kv_end: u32,
+    /// Position of the request's query token 0 among its keys.
+    query_position: i32,
+    page_begin: u32,
+    partial_begin: u32,
+    partial_stride: u32,
+}
+
+impl Work {
+    #[inline(always)]
+    fn none() -> Self {
+        // SAFETY: plain integers.
+        unsafe { core::mem::zeroed() }
+    }
+
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    unsafe fn read(p: &AttendParameters, item: u32) -> Self {
+        let words = Global::<[u32; 4]>::new(p.items).add(item as u64 * (size_of::<WorkItem>() as u64 / 16));
+        // SAFETY: an item of the plan, by the kernel's contract.
+        let (a, b, c) = unsafe { (words.load_constant(), words.add(1).load_constant(), words.add(2).load_constant()) };
+        Work {
+            request: a[0],
+            query_begin: a[1],
+            row_begin: a[2],
+            rows: a[3] & 0xffff,
+            kv_head: a[3] >> 16,
+            kv_begin: b[0],
+            kv_end: b[1],
+            query_position: b[2] as i32 - b[3] as i32,
+            page_begin: c[0],
+            partial_begin: c[1],
+            partial_stride: c[2],
+        }
+    }
+
+    /// Query token (in the request) and query head of a row of the tile.
+    #[inline(always)]
+    fn token_and_head(&self, group: Divisor, row: u32) -> (u32, u32) {
+        let (token, head) = group.divide(self.row_begin + row);
+        (token, self.kv_head * group.get() + head)
+    }
+
+    /// Where a row of the tile lies in `q` or `out`.
+    #[inline(always)]
+    fn row(&self, view: &RowsView, group: Divisor, row: u32) -> Global<u8> {
+        let (token, head) = self.token_and_head(group, row);
+        Global::new(view.address)
+            .add_bytes((self.query_begin + token) as i64 * view.token_stride_bytes)
+            .add_bytes(head as i64 * view.head_stride_bytes)
+    }
+
+    /// One past the last key a row sees in this range; negative or below `kv_begin` where it sees none.
+    #[inline(always)]
+    fn limit(&self, p: &AttendParameters, row: u32) -> i32 {
+        let end = self.kv_end as i32;
+        if p.causal == 0 {
+            return end;
+        }
+        let (token, _) = p.group.divide(self.row_begin + row);
+        (token as i32 + self.query_position + 1).min(end)
+    }
+
+    /// The limits of a lane's two rows.
+    #[inline(always)]
+    fn limits(&self, p: &AttendParameters, row: u32) -> [i32; 2] {
+        [self.limit(p, row), self.limit(p, row + 8)]
+    }
+
+    #[inline(always)]
+    fn at(&self, p: &AttendParameters, row: u32, key: u32) -> ScoreAt {
+        let (token, query_head) = self.token_and_head(p.group, row);
+        let query_position = token as i32 + self.query_position;
+        ScoreAt { request: self.request, query_head, query_position, key_position: key }
+    }
+}
+
+/// The warps' states of an item, in shared memory, on their way to one.
+#[derive(Clone, Copy)]
+struct Fold<const HEAD_DIM: u32, const HOPPER: bool> {
+    /// `[kv_warps][16][HEAD_DIM]`.
+    outputs: Shared<f32>,
+    /// `[kv_warps][16]` pairs of maximum and sum.
+    states: Shared<[f32; 2]>,
+}
+
+impl<const HEAD_DIM: u32, const HOPPER: bool> Fold<HEAD_DIM, HOPPER> {
+    const TILE: AttendTile = Shape::<HEAD_DIM, HOPPER>::TILE;
+
+    #[inline(always)]
+    fn state(self, kv_warp: u32, row: u32) -> Shared<[f32; 2]> {
+        self.states.add(kv_warp * ATTEND_TILE_ROWS + row)
+    }
+
+    /// Two columns of a row (four, where `column` is a multiple of 4). Rows of a multiple of 32 columns start in the
+    /// same bank, so there groups of 8 columns trade places by row: a warp's stores then touch every bank once.
+    #[inline(always)]
+    fn pair(self, kv_warp: u32, row: u32, column: u32) -> Shared<[f32; 2]> {
+        let column = if HEAD_DIM.is_multiple_of(32) { column ^ 8 * (row & 3) } else { column };
+        self.outputs.add((kv_warp * ATTEND_TILE_ROWS + row) * HEAD_DIM + column).cast()
+    }
+
+    /// Folds the warps' states in order and writes the rows' outputs, or their partial states.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    unsafe fn write<E: Element>(self, p: &AttendParameters, work: &Work) {
+        const COLUMNS: u32 = 4;
+        let pieces = HEAD_DIM / COLUMNS;
+        let mut index = thread::thread_idx_x();
+        while index < work.rows * pieces {
+            let (row, column) = (index / pieces, COLUMNS * (index % pieces));
+            let mut sum = 0.0;
+            let mut output = [0.0; 4];
+            let mut maximum = f32::NEG_INFINITY;
+            // SAFETY: written before the last barrier; output addresses by the kernel's contract.
+            unsafe {
+                unroll::<4>(|w| {
+                    if (w as u32) < Self::TILE.kv_warps {
+                        maximum = math::maximum(maximum, self.state(w as u32, row).load()[0]);
+                    }
+                });
+                let origin = if maximum == f32::NEG_INFINITY { 0.0 } else { maximum };
+                unroll::<4>(|w| {
+                    if (w as u32) < Self::TILE.kv_warps {
+                        let [warp_maximum, warp_sum] = self.state(w as u32, row).load();
+                        let weight = math::exp2(warp_maximum - origin);
+                        let [a, b, c, d] = self.pair(w as u32, row, column).cast::<[f32; 4]>().load();
+                        sum = math::multiply_add(weight, warp_sum, sum);
+                        output[0] = math::multiply_add(weight, a, output[0]);
+                        output[1] = math::multiply_add(weight, b, output[1]);
+                        output[2] = math::multiply_add(weight, c, output[2]);
+                        output[3] = math::multiply_add(weight, d, output[3]);
+                    }
+                });
+                let inverse = if sum > 0.0 { math::reciprocal(sum) } else { 0.0 };
+                let lse = maximum + math::log2(sum);
+                let [a, b, c, d] = [output[0] * inverse, output[1] * inverse, output[2] * inverse, output[3] * inverse];
+                if work.partial_begin == DIRECT {
+                    let target = work.row(&p.out, p.group, row).add(2 * column as u64);
+                    target.cast::<[u32; 2]>().store([E::pack(a, b), E::pack(c, d)]);
+                    if column == 0 && p.lse.address != 0 {
+                        work.row(&p.lse, p.group, row).cast::<f32>().store(lse * p.lse_scale);
+                    }
+                } else {
+                    let state = work.partial_begin as u64 + row as u64 * work.partial_stride as u64;
+                    let target = Global::<f32>::new(p.partial_out).add(state * HEAD_DIM as u64 + column as u64);
+                    target.cast::<[f32; 4]>().store([a, b, c, d]);
+                    if column == 0 {
+                        Global::<f32>::new(p.partial_lse).add(state).store(lse);
+                    }
+                }
+            }
+            index += Self::TILE.threads();
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! The kernels' one table: symbol, instantiation, launch bounds.
+//!
+//! The same rows become `extern "ptx-kernel"` functions on the GPU, [`KERNELS`] on a host (which `xtask ptx` patches
+//! and audits by, and the launcher sizes its launches by), and, with the feature `emulator`, [`body`]: the kernel of
+//! a symbol as a closure the emulator can run.
+
+macro_rules! for_each_kernel {
+    ($use:ident) => {
+        $use! {
+            attend {
+                attend_bf16_d64: Bf16, 64, 4, 4;
+                attend_bf16_d80: Bf16, 80, 5, 5;
+                attend_bf16_d96: Bf16, 96, 6, 6;
+                attend_bf16_d112: Bf16, 112, 7, 7;
+                attend_bf16_d128: Bf16, 128, 8, 8;
+                attend_bf16_d160: Bf16, 160, 10, 5;
+                attend_bf16_d192: Bf16, 192, 12, 6;
+                attend_bf16_d224: Bf16, 224, 14, 7;
+                attend_bf16_d256: Bf16, 256, 16, 8;
+                attend_bf16_d512: Bf16, 512, 32, 8;
+                attend_f16_d64: F16, 64, 4, 4;
+                attend_f16_d80: F16, 80, 5, 5;
+                attend_f16_d96: F16, 96, 6, 6;
+                attend_f16_d112: F16, 112, 7, 7;
+                attend_f16_d128: F16, 128, 8, 8;
+                attend_f16_d160: F16, 160, 10, 5;
+                attend_f16_d192: F16, 192, 12, 6;
+                attend_f16_d224: F16, 224, 14, 7;
+                attend_f16_d256: F16, 256, 16, 8;
+                attend_f16_d512: F16, 512, 32, 8;
+            }
+            merge {
+                merge_bf16: Bf16;
+                merge_f16: F16;
+            }
+            merge_states {
+                merge_states_f32: f32;
+                merge_states_bf16: Bf16;
+                merge_states_f16: F16;
+            }
+            append {
+                append_bf16_bf16: Bf16, Bf16;
+                append_f16_bf16: F16, Bf16;
+                append_f32_bf16: f32, Bf16;
+                append_bf16_f16: Bf16, F16;
+                append_f16_f16: F16, F16;
+                append_f32_f16: f32, F16;
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "nvptx64")]
+mod device {
+    use simt::number::{Bf16, F16};
+
+    use crate::abi::parameters::*;
+    use crate::variant::{Standard, StandardParameters};
+    use crate::{append, attend, merge, stream};
+
+    const HOPPER: bool = cfg!(target_feature = "sm_90a");
+
+    macro_rules! stamp {
+        (
+            attend { $($attend:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
+            merge { $($merge:ident: $out:ty;)* }
+            merge_states { $($states:ident: $values:ty;)* }
+            append { $($append:ident: $source:ty, $cache:ty;)* }
+        ) => {
+            $(
+                #[unsafe(no_mangle)]
+                unsafe extern "ptx-kernel" fn $attend(p: AttendParameters, variant: StandardParameters) {
+                    // SAFETY: the launcher passes what the body's contract asks for.
+                    unsafe { attend::attend::<$element, Standard, $dim, HOPPER, $query, $output>(p, variant) }
+                }
+            )*
+            $(
+                #[unsafe(no_mangle)]
+                unsafe extern "ptx-kernel" fn $merge(p: MergeParameters) {
+                    // SAFETY: the launcher passes what the body's contract asks for.
+                    unsafe { merge::merge::<$out>(p) }
+                }
+            )*
+            $(
+                #[unsafe(no_mangle)]
+                unsafe extern "ptx-kernel" fn $states(p: MergeStatesParameters) {
+                    // SAFETY: the launcher passes what the body's contract asks for.
+                    unsafe { merge::merge_states::<$values>(p) }
+                }
+            )*
+            $(
+                #[unsafe(no_mangle)]
+                unsafe extern "ptx-kernel" fn $append(p: AppendParameters) {
+                    // SAFETY: the launcher passes what the body's contract asks for.
+                    unsafe { append::append::<$source, $cache>(p) }
+                }
+            )*
+        };
+    }
+    for_each_kernel!(stamp);
+
+    #[unsafe(no_mangle)]
+    unsafe extern "ptx-kernel" fn positions(p: PositionsParameters) {
+        // SAFETY: the launcher passes what the body's contract asks for.
+        unsafe { append::positions(p) }
+    }
+
+    #[unsafe(no_mangle)]
+    unsafe extern "ptx-kernel" fn stream_read(p: StreamParameters) {
+        // SAFETY: the launcher passes what the body's contract asks for.
+        unsafe { stream::read(p) }
+    }
+
+    #[unsafe(no_mangle)]
+    unsafe extern "ptx-kernel" fn stream_copy(p: StreamParameters) {
+        // SAFETY: the launcher passes what the body's contract asks for.
+        unsafe { stream::copy(p) }
+    }
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+pub use host::KERNELS;
+
+#[cfg(not(target_arch = "nvptx64"))]
+mod host {
+    use crate::abi::{
+        manifest::{KernelEntry, LaunchBounds},
+        tile::{APPEND_THREADS, AttendTile, Family, MERGE_SHARED_BYTES, MERGE_THREADS, STREAM_THREADS},
+    };
+
+    fn attend_bounds(head_dim: u32, family: Family) -> Option<LaunchBounds> {
+        AttendTile::new(head_dim, family).map(|tile| LaunchBounds {
+            threads: tile.threads(),
+            blocks_per_multiprocessor: tile.blocks_per_multiprocessor,
+            shared_bytes: tile.shared_bytes(),
+        })
+    }
+
+    fn merge_bounds(_: Family) -> Option<LaunchBounds> {
+        Some(LaunchBounds { threads: MERGE_THREADS, blocks_per_multiprocessor: 4, shared_bytes: MERGE_SHARED_BYTES })
+    }
+
+    fn append_bounds(_: Family) -> Option<LaunchBounds> {
+        Some(LaunchBounds { threads: APPEND_THREADS, blocks_per_multiprocessor: 2, shared_bytes: 0 })
+    }
+
+    fn stream_bounds(_: Family) -> Option<LaunchBounds> {
+        Some(LaunchBounds { threads: STREAM_THREADS, blocks_per_multiprocessor: 2, shared_bytes: 0 })
+    }
+
+    macro_rules! list {
+        (
+            attend { $($attend:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
+            merge { $($merge:ident: $out:ty;)* }
+            merge_states { $($states:ident: $values:ty;)* }
+            append { $($append:ident: $source:ty, $cache:ty;)* }
+        ) => {
+            /// Every kernel.
+            pub const KERNELS: &[KernelEntry] = &[
+                $(KernelEntry { symbol: stringify!($attend), launch: |f| attend_bounds($dim, f), hot: true },)*
+                $(KernelEntry { symbol: stringify!($merge), launch: merge_bounds, hot: true },)*
+                $(KernelEntry { symbol: stringify!($states), launch: merge_bounds, hot: true },)*
+                $(KernelEntry { symbol: stringify!($append), launch: append_bounds, hot: true },)*
+                KernelEntry { symbol: "positions", launch: append_bounds, hot: false },
+                KernelEntry { symbol: "stream_read", launch: stream_bounds, hot: true },
+                KernelEntry { symbol: "stream_copy", launch: stream_bounds, hot: true },
+            ];
+        };
+    }
+    for_each_kernel!(list);
+}
+
+#[cfg(all(not(target_arch = "nvptx64"), feature = "emulator"))]
+pub use emulated::*;
+
+#[cfg(all(not(target_arch = "nvptx64"), feature = "emulator"))]
+mod emulated {
+    use simt::number::{Bf16, F16};
+
+    use crate::abi::{parameters::*, tile::Family};
+    use crate::variant::{Standard, StandardParameters};
+    use crate::{append, attend, merge, stream};
+
+    /// What a kernel is launched with.
+    #[derive(Clone, Copy, Debug)]
+    pub enum Parameters {
+        /// For `attend_*`.
+        Attend(AttendParameters, StandardParameters),
+        /// For `merge_bf16` and `merge_f16`.
+        Merge(MergeParameters),
+        /// For `merge_states_*`.
+        MergeStates(MergeStatesParameters),
+        /// For `append_*`.
+        Append(AppendParameters),
+        /// For `positions`.
+        Positions(PositionsParameters),
+        /// For `stream_*`.
+        Stream(StreamParameters),
+    }
+
+    macro_rules! bodies {
+        (
+            attend { $($attend:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
+            merge { $($merge:ident: $out:ty;)* }
+            merge_states { $($states:ident: $values:ty;)* }
+            append { $($append:ident: $source:ty, $cache:ty;)* }
+        ) => {
+            /// Runs one thread of the kernel of that symbol; `None` where there is no such kernel or it takes other
+            /// parameters.
+            ///
+            /// # Safety
+            /// Called inside a launch of the emulator with the kernel's launch bounds; the parameters describe live
+            /// memory.
+            pub unsafe fn body(symbol: &str, family: Family, parameters: Parameters) -> Option<()> {
+                // SAFETY: the caller's contract is the bodies' own.
+                unsafe {
+                    match (symbol, parameters, family) {
+                        $(
+                            (stringify!($attend), Parameters::Attend(p, v), Family::Sm80) => {
+                                attend::attend::<$element, Standard, $dim, false, $query, $output>(p, v)
+                            }
+                            (stringify!($attend), Parameters::Attend(p, v), Family::Sm90a) => {
+                                attend::attend::<$element, Standard, $dim, true, $query, $output>(p, v)
+                            }
+                        )*
+                        $((stringify!($merge), Parameters::Merge(p), _) => merge::merge::<$out>(p),)*
+                        $((stringify!($states), Parameters::MergeStates(p), _) => merge::merge_states::<$values>(p),)*
+                        $((stringify!($append), Parameters::Append(p), _) => append::append::<$source, $cache>(p),)*
+                        ("positions", Parameters::Positions(p), _) => append::positions(p),
+                        ("stream_read", Parameters::Stream(p), _) => stream::read(p),
+                        ("stream_copy", Parameters::Stream(p), _) => stream::copy(p),
+                        _ => return None,
+                    }
+                }
+                Some(())
+            }
+        };
+    }
+    for_each_kernel!(bodies);
+}

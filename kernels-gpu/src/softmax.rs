@@ -1,0 +1,72 @@
+//! Online softmax of two rows a lane: the algebra of running maximum and sum.
+//!
+//! In: logits in base-2 units, a tile at a time. Out: weights `2^(logit - maximum)` and the factor by which
+//! everything accumulated so far shrinks. Invariant: after any number of tiles the accumulator holds
+//! `sum(2^(logit - maximum) * value)`, and `sum` this lane's share of `sum(2^(logit - maximum))`. Milakov and
+//! Gimelshein, "Online normalizer calculation for softmax" (2018).
+use simt::{math, warp};
+
+/// Running maximum and this lane's part of the running sum, for rows `lane / 4` and `lane / 4 + 8`.
+#[derive(Clone, Copy)]
+pub struct OnlineSoftmax {
+    /// Largest logit so far; the same in the four lanes of a row.
+    pub maximum: [f32; 2],
+    /// This lane's part of the sum of weights.
+    pub sum: [f32; 2],
+}
+
+impl OnlineSoftmax {
+    /// No key seen yet.
+    #[inline(always)]
+    pub fn new() -> Self {
+        OnlineSoftmax { maximum: [f32::NEG_INFINITY; 2], sum: [0.0; 2] }
+    }
+
+    /// Takes four logits of row `half` (0 or 1) and returns their weights and the factor for what came before.
+    /// Rows that have seen only -inf keep weight 0: their maximum is replaced by 0 in the exponent, since -inf
+    /// minus -inf is NaN.
+    ///
+    /// # Safety
+    /// All 32 lanes of the warp reach this call together.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub unsafe fn update(&mut self, half: usize, logits: [f32; 4]) -> ([f32; 4], f32) {
+        let [a, b, c, d] = logits;
+        let mut largest = math::maximum(math::maximum(a, b), math::maximum(c, d));
+        // SAFETY: the caller's contract is this function's own.
+        unsafe {
+            largest = math::maximum(largest, warp::shuffle_xor_f32(largest, 1));
+            largest = math::maximum(largest, warp::shuffle_xor_f32(largest, 2));
+        }
+        let maximum = math::maximum(self.maximum[half], largest);
+        let origin = if maximum == f32::NEG_INFINITY { 0.0 } else { maximum };
+        let shrink = math::exp2(self.maximum[half] - origin);
+        let weights = [math::exp2(a - origin), math::exp2(b - origin), math::exp2(c - origin), math::exp2(d - origin)];
+        self.maximum[half] = maximum;
+        let [a, b, c, d] = weights;
+        self.sum[half] = math::multiply_add(self.sum[half], shrink, (a + b) + (c + d));
+        (weights, shrink)
+    }
+
+    /// Adds the four lanes' parts of each row's sum.
+    ///
+    /// # Safety
+    /// All 32 lanes of the warp reach this call together.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub unsafe fn finish(&mut self) {
+        crate::tile::unroll::<2>(|half| {
+            // SAFETY: the caller's contract is this function's own.
+            unsafe {
+                self.sum[half] += warp::shuffle_xor_f32(self.sum[half], 1);
+                self.sum[half] += warp::shuffle_xor_f32(self.sum[half], 2);
+            }
+        });
+    }
+}
+
+impl Default for OnlineSoftmax {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,57 @@
+//! Register and shared tiles: what a hot loop is made of.
+//!
+//! Register arrays stay in registers only where every index is a compile-time constant, so iteration over them
+//! goes through [`unroll`], and they start from [`zeros`]: `[0f32; N]` becomes a loop over local memory past 64
+//! elements.
+
+use simt::shared::Shared;
+
+/// Calls `f(0)`, `f(1)`, up to `f(N - 1)`, each with a constant. `N` is at most 64.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub fn unroll<const N: usize>(mut f: impl FnMut(usize)) {
+    const { assert!(N <= 64) };
+    macro_rules! steps {
+        ($($i:literal)*) => { $(if N > $i { f($i); })* };
+    }
+    steps!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31);
+    steps!(32 33 34 35 36 37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63);
+}
+
+/// A register array of zeros.
+#[inline(always)]
+pub fn zeros<const N: usize, const M: usize>() -> [[f32; M]; N] {
+    // SAFETY: all-zero bytes are zeros.
+    unsafe { core::mem::zeroed() }
+}
+
+/// A tile of 16-bit rows in shared memory, laid out so that `ldmatrix` (eight rows, 16 bytes of each) touches
+/// every bank once.
+///
+/// Rows whose bytes are a multiple of 128 would put the same piece of eight rows into the same banks, so there
+/// piece `c` of row `r` lies at `c ^ (r % 8)`; other rows are padded by 16 bytes, which makes their stride an odd
+/// number of pieces.
+#[derive(Clone, Copy)]
+pub struct SharedTile<const HEAD_DIM: u32> {
+    base: Shared<u8>,
+}
+
+impl<const HEAD_DIM: u32> SharedTile<HEAD_DIM> {
+    const SWIZZLED: bool = HEAD_DIM.is_multiple_of(64);
+
+    /// Bytes from a row to the next; the same as [`AttendTile::row_bytes`](crate::abi::tile::AttendTile::row_bytes).
+    pub const ROW_BYTES: u32 = if Self::SWIZZLED { 2 * HEAD_DIM } else { 2 * HEAD_DIM + 16 };
+
+    /// The tile whose first row starts at `base`.
+    #[inline(always)]
+    pub fn new(base: Shared<u8>) -> Self {
+        SharedTile { base }
+    }
+
+    /// Where piece `chunk` (16 bytes, 8 elements) of row `row` lies.
+    #[inline(always)]
+    pub fn chunk(self, row: u32, chunk: u32) -> Shared<u8> {
+        let column = if Self::SWIZZLED { chunk ^ (row & 7) } else { chunk };
+        self.base.add_bytes(row * Self::ROW_BYTES + column * 16)
+    }
+}

@@ -1,0 +1,108 @@
+//! Images into the bundle file and out of it; the layout is `kernels_gpu::abi::manifest`'s.
+
+use anyhow::{Context, Result, bail, ensure};
+use kernels_gpu::abi::{
+    manifest::{BUNDLE_HEADER_BYTES, BUNDLE_VERSION, Header, Image, KernelRecord, LaunchBounds, Manifest},
+    tile::Family,
+};
+
+/// Slow to write once, small for ever.
+const COMPRESSION_LEVEL: i32 = 19;
+
+/// One image before it is packed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BuiltImage {
+    pub symbol: String,
+    pub family: Family,
+    pub image: Image,
+    pub launch: LaunchBounds,
+    pub registers: u32,
+    pub bytes: Vec<u8>,
+}
+
+/// Packs `images`, in the bundle's order whatever theirs is.
+pub fn encode(source_hash: &str, compiler: &str, mut images: Vec<BuiltImage>) -> Result<Vec<u8>> {
+    images.sort_by(|a, b| (a.family, &a.symbol, &a.image).cmp(&(b.family, &b.symbol, &b.image)));
+    let mut packed = Vec::new();
+    let mut kernels = Vec::new();
+    for image in images {
+        let frame = zstd::bulk::compress(&image.bytes, COMPRESSION_LEVEL)?;
+        kernels.push(KernelRecord {
+            symbol: image.symbol,
+            family: image.family,
+            image: image.image,
+            launch: image.launch,
+            registers: image.registers,
+            offset_bytes: packed.len(),
+            packed_bytes: frame.len(),
+            image_bytes: image.bytes.len(),
+        });
+        packed.extend(frame);
+    }
+    let manifest = Manifest { source_hash: source_hash.to_owned(), compiler: compiler.to_owned(), kernels }.to_string();
+    let header = Header::write(manifest.len().try_into()?);
+    Ok([&header[..], manifest.as_bytes(), &packed].concat())
+}
+
+/// The manifest and, record by record, the images.
+pub fn decode(bundle: &[u8]) -> Result<(Manifest, Vec<Vec<u8>>)> {
+    let manifest_bytes = match Header::read(bundle) {
+        Header::Manifest { bytes } => bytes,
+        Header::OtherVersion(version) => bail!("bundle of version {version}; this xtask reads {BUNDLE_VERSION}"),
+        Header::Foreign => bail!("not a kernel bundle"),
+    };
+    let (manifest, packed) =
+        bundle[BUNDLE_HEADER_BYTES..].split_at_checked(manifest_bytes).context("bundle ends inside its manifest")?;
+    let manifest: Manifest = std::str::from_utf8(manifest)?.parse()?;
+    let mut images = Vec::new();
+    for record in &manifest.kernels {
+        let frame = packed.get(record.offset_bytes..).and_then(|rest| rest.get(..record.packed_bytes));
+        let frame = frame.with_context(|| format!("bundle ends inside {}", record.symbol))?;
+        let image = zstd::bulk::decompress(frame, record.image_bytes)?;
+        ensure!(
+            image.len() == record.image_bytes,
+            "{}: {} bytes, manifest says {}",
+            record.symbol,
+            image.len(),
+            record.image_bytes
+        );
+        images.push(image);
+    }
+    Ok((manifest, images))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(symbol: &str, family: Family, bytes: &[u8]) -> BuiltImage {
+        let launch = LaunchBounds { threads: 128, blocks_per_multiprocessor: 2, shared_bytes: 64 };
+        BuiltImage { symbol: symbol.to_owned(), family, image: Image::Ptx, launch, registers: 9, bytes: bytes.to_vec() }
+    }
+
+    #[test]
+    fn what_goes_in_comes_out_sorted() {
+        let images = vec![
+            image("b", Family::Sm80, b"bbbb"),
+            image("a", Family::Sm90a, &[b'x'; 5000]),
+            image("a", Family::Sm80, b""),
+        ];
+        let bytes = encode("00ff", "c0de", images.clone()).unwrap();
+        let (manifest, unpacked) = decode(&bytes).unwrap();
+        let order: Vec<_> = manifest.kernels.iter().map(|record| (record.family, record.symbol.as_str())).collect();
+        assert_eq!(order, [(Family::Sm80, "a"), (Family::Sm80, "b"), (Family::Sm90a, "a")]);
+        assert_eq!(unpacked, [b"".to_vec(), b"bbbb".to_vec(), vec![b'x'; 5000]]);
+        assert_eq!((manifest.source_hash.as_str(), manifest.compiler.as_str()), ("00ff", "c0de"));
+        assert_eq!(manifest.kernels[0].registers, 9);
+        let reversed = images.into_iter().rev().collect();
+        assert_eq!(encode("00ff", "c0de", reversed).unwrap(), bytes);
+    }
+
+    #[test]
+    fn cut_bundles_are_refused() {
+        let bytes = encode("00ff", "c0de", vec![image("a", Family::Sm80, &[7; 900])]).unwrap();
+        for length in [0, 15, 20, bytes.len() - 1] {
+            assert!(decode(&bytes[..length]).is_err(), "{length}");
+        }
+    }
+}
