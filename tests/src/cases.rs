@@ -27,6 +27,8 @@ pub struct Case {
     pub pages: Pages,
     /// Elements from a query token to the next where they are part of a wider matrix.
     pub query_row_elements: Option<usize>,
+    /// What each request's numbers depend on, besides heads, dims and positions.
+    pub seeds: Vec<u64>,
 }
 
 /// What queries, keys and values are.
@@ -62,7 +64,13 @@ pub enum Pages {
     OneTooMany,
     /// All the same ones.
     Shared,
+    /// Their own, with ids from [`HIGH_PAGE`] on. The cache's view begins that many pages before the memory, so an
+    /// executor that moves addresses region by region cannot run it.
+    HighIds,
 }
+
+/// Pages of 32 KiB before this one are 8 GiB, 2^32 elements of 2 bytes.
+pub const HIGH_PAGE: u32 = 262_144;
 
 impl Case {
     fn new(
@@ -83,6 +91,7 @@ impl Case {
             unused: Unused::Nan,
             pages: Pages::Scattered,
             query_row_elements: None,
+            seeds: (0..kv_lens.len() as u64).collect(),
         }
     }
 
@@ -209,6 +218,7 @@ fn field_cases(cases: &mut Vec<Case>) {
         small("B2: a request without keys in a prefill", &[4, 3], &[0, 7]).non_causal(),
         small("B5: more tokens than keys", &[4], &[2]),
         small("B15: page lists one page too long", &[1, 2], &[16, 32]).pages(Pages::OneTooMany).unused(Unused::Large),
+        Case::new("A1: page offsets past 32 bits", (4, 2), 128, 64, &[1, 2], &[65, 100]).pages(Pages::HighIds),
         Case::new("D6: queries inside fused QKV, 3 tokens", (32, 2), 128, 16, &[3], &[9]).fused(4608),
         Case::new("D6: queries inside fused QKV, 1 token", (32, 2), 128, 16, &[1], &[9]).fused(4608),
         Case::new("A5: 65536 requests", (1, 1), 64, 16, &vec![1; 65_536], &vec![1; 65_536]).pages(Pages::Shared),
@@ -248,11 +258,18 @@ pub fn split_cases() -> Vec<Case> {
         .collect()
 }
 
-/// H1: one request of 3000 keys, alone or as number `at` of a batch of `batch` others.
+/// H1: one request of 3000 keys, alone or as number `at` of a batch of `batch`.
 pub fn among_others(batch: usize, at: usize) -> Case {
     let mut kv_lens: Vec<u32> = (0..batch as u32).map(|index| 1 + 37 * index % 700).collect();
     kv_lens[at] = 3000;
-    Case::new(format!("H1: number {at} of {batch}"), (4, 1), 64, 16, &vec![1; batch], &kv_lens)
+    let mut case = Case::new(format!("H1: number {at} of {batch}"), (4, 1), 64, 16, &vec![1; batch], &kv_lens);
+    case.seeds[at] = 3000;
+    case
+}
+
+/// H1: tokens `begin..end` of one prompt.
+pub fn prompt(begin: u32, end: u32) -> Case {
+    Case::new(format!("H1: tokens {begin} to {end}"), (4, 1), 64, 16, &[end - begin], &[end])
 }
 
 /// C14: the same logical batch in pages of `page_size_tokens`.

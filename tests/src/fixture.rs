@@ -1,18 +1,19 @@
 //! A case in memory: queries, a paged cache, the page table; and the oracle's answer to hold an executor's against.
 //!
-//! Logical values depend on the case's lengths and heads alone, not on pages or layout, so cases that differ only
-//! there must have the same outputs.
+//! A row's numbers depend on its request's seed, its position, heads and dims, not on pages, layout or batch: cases
+//! that differ only there must have the same outputs.
 
 use crate::buffer::{Access, Buffer};
-use crate::cases::{Case, Pages, Unused, Values};
+use crate::cases::{Case, HIGH_PAGE, Pages, Unused, Values};
 use crate::executors::{AttentionLaunch, Executor};
 use crate::layout::{Strides, strides};
 use crate::number::{bits, lse_agrees, row_error, row_tolerance, value};
 use crate::plans::PlanImage;
 use crate::random::Random;
 use kernels_gpu::abi::divisor::Divisor;
-use kernels_gpu::abi::parameters::{AttendParameters, MergeParameters, RowsView};
+use kernels_gpu::abi::parameters::{AttendParameters, CacheView, MergeParameters, RowsView};
 use oxattn::oracle::{Request, State};
+use std::cell::OnceCell;
 use std::f32::consts::LN_2;
 
 /// What unused slots hold where they do not hold NaN.
@@ -37,7 +38,7 @@ pub struct Fixture {
     pub case: Case,
     /// Where each request's page ids start in `page_indices`, and their total.
     pub page_begin: Vec<u32>,
-    /// Page ids.
+    /// Page ids of the pool.
     pub page_indices: Vec<u32>,
     q: Buffer,
     q_strides: RowStrides,
@@ -51,7 +52,12 @@ pub struct Fixture {
     /// For each request `[kv_len, kv_heads, head_dim]`.
     keys: Vec<Vec<u16>>,
     values: Vec<Vec<u16>>,
+    /// The oracle's answers, once asked for.
+    answers: OnceCell<Vec<(Place, State)>>,
 }
+
+/// Request, its token, query head.
+type Place = (usize, usize, usize);
 
 /// Rows of a matrix `[tokens, heads, head_dim]`, in elements.
 #[derive(Clone, Copy)]
@@ -101,29 +107,25 @@ impl Fixture {
         let query_begin = case.query_begin();
         let tokens = *query_begin.last().unwrap() as usize;
 
-        let mut random = Random::new(1);
-        let mut numbers = |count: usize, fixed: Option<f32>| -> Vec<u16> {
-            (0..count).map(|_| bits(dtype, fixed.unwrap_or_else(|| random.normal()))).collect()
-        };
         let [fixed_q, fixed_k, fixed_v] = match case.values {
             Values::Normal => [None; 3],
             Values::ZeroQuery => [Some(0.0), None, None],
             Values::ExtremeNegative => [Some(64.0), Some(-64.0), Some(1.0)],
         };
-        let queries = numbers(tokens * query_heads * head_dim, fixed_q);
-        let mut keys = Vec::new();
-        let mut values = Vec::new();
-        for &kv_len in &case.kv_lens {
-            keys.push(numbers(kv_len as usize * kv_heads * head_dim, fixed_k));
-            values.push(numbers(kv_len as usize * kv_heads * head_dim, fixed_v));
-        }
-        if case.pages == Pages::Shared {
-            let longest = (0..keys.len()).max_by_key(|&request| case.kv_lens[request]).unwrap();
-            for request in 0..keys.len() {
-                let elements = keys[request].len();
-                keys[request] = keys[longest][..elements].to_vec();
-                values[request] = values[longest][..elements].to_vec();
-            }
+        let mut queries = Vec::with_capacity(tokens * query_heads * head_dim);
+        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        for (request, (&query_len, &kv_len)) in case.query_lens.iter().zip(&case.kv_lens).enumerate() {
+            let seed = if case.pages == Pages::Shared { 0 } else { case.seeds[request] };
+            let rows = |role: u64, positions: std::ops::Range<i64>, heads: usize, fixed: Option<f32>| -> Vec<u16> {
+                let row = |position: i64| {
+                    let mut random = Random::keyed(&[seed, role, position as u64]);
+                    (0..heads * head_dim).map(move |_| bits(dtype, fixed.unwrap_or_else(|| random.normal())))
+                };
+                positions.flat_map(row).collect()
+            };
+            queries.extend(rows(0, kv_len as i64 - query_len as i64..kv_len as i64, query_heads, fixed_q));
+            keys.push(rows(1, 0..kv_len as i64, kv_heads, fixed_k));
+            values.push(rows(2, 0..kv_len as i64, kv_heads, fixed_v));
         }
 
         let (page_begin, page_indices, pages) = page_table(case);
@@ -173,6 +175,7 @@ impl Fixture {
             queries,
             keys,
             values,
+            answers: OnceCell::new(),
         }
     }
 
@@ -190,6 +193,8 @@ impl Fixture {
         let mut partial_out = Buffer::filled(4 * header.partial_rows as usize * head_dim, 0xff);
         let mut partial_lse = Buffer::filled(4 * header.partial_rows as usize, 0xff);
         let mut page_indices = Buffer::of(&self.page_indices);
+        page_indices.as_mut_slice::<u32>().iter_mut().for_each(|page| *page += first_page(&self.case));
+        let pool = self.pool.address();
         let image = plan.image.address();
         let lse_view = match lse_asked {
             Lse::None => RowsView { address: 0, token_stride_bytes: 0, head_stride_bytes: 0 },
@@ -205,8 +210,8 @@ impl Fixture {
             q: self.q_strides.view(self.q.address(), 2),
             out: out_strides.view(out.address(), 2),
             lse: lse_view,
-            k: self.k_strides.view(self.pool.address()),
-            v: self.v_strides.view(self.pool.address()),
+            k: self.cache_view(self.k_strides, pool),
+            v: self.cache_view(self.v_strides, pool),
             page_size: Divisor::new(config.page_size_tokens).unwrap(),
             group: Divisor::new(config.group()).unwrap(),
             causal: config.causal as u32,
@@ -238,6 +243,13 @@ impl Fixture {
         Outputs { out, out_strides, lse, lse_asked }
     }
 
+    /// The cache as a launch sees it: page [`first_page`] is the pool's page 0.
+    fn cache_view(&self, strides: Strides, pool: u64) -> CacheView {
+        let view = strides.view(pool);
+        let before = first_page(&self.case) as i64 * view.page_stride_bytes;
+        CacheView { address: view.address.wrapping_add_signed(-before), ..view }
+    }
+
     /// The oracle's answer for a token of a request.
     pub fn expected(&self, request: usize, token: usize, head: usize) -> State {
         let config = &self.case.config;
@@ -264,8 +276,11 @@ impl Fixture {
     pub fn check(&self, outputs: &Outputs) -> Result<(), String> {
         self.check_written(outputs)?;
         let config = &self.case.config;
-        for (request, token, head) in self.rows_to_check() {
-            let expected = self.expected(request, token, head);
+        let answers = self.answers.get_or_init(|| {
+            let places = self.rows_to_check().into_iter();
+            places.map(|(request, token, head)| ((request, token, head), self.expected(request, token, head))).collect()
+        });
+        for &((request, token, head), ref expected) in answers {
             let (out, lse) = self.row(outputs, request, token, head);
             let place = format!("request {request}, token {token}, head {head}");
             let error = row_error(&out, &expected.out);
@@ -321,7 +336,7 @@ impl Fixture {
 
     /// All rows, or, where that is too much for the oracle, the first and last token of the first and last requests
     /// and others at random.
-    fn rows_to_check(&self) -> Vec<(usize, usize, usize)> {
+    fn rows_to_check(&self) -> Vec<Place> {
         let (requests, heads) = (self.case.query_lens.len(), self.case.config.query_heads as usize);
         let rows = *self.query_begin.last().unwrap() as usize * heads;
         if self.case.cost() <= ORACLE_BUDGET {
@@ -342,6 +357,11 @@ impl Fixture {
         }
         checked
     }
+}
+
+/// The id of the pool's first page.
+fn first_page(case: &Case) -> u32 {
+    if case.pages == Pages::HighIds { HIGH_PAGE } else { 0 }
 }
 
 /// `page_begin`, page ids, and the pages of the pool: a third more than are owned, in any order.

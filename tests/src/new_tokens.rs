@@ -184,6 +184,8 @@ pub fn check(case: &AppendCase, executor: &dyn Executor) -> Result<(), String> {
         tokens: room as u32,
         kv_heads: case.kv_heads,
         chunks: Divisor::new(case.head_dim / 8).unwrap(),
+        token_chunks: Divisor::new(case.kv_heads * case.head_dim / 8).unwrap(),
+        padding: 0,
         page_size: Divisor::new(case.page_size).unwrap(),
     };
     let spell = PositionsParameters {

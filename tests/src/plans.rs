@@ -1,10 +1,11 @@
-//! Plans made by hand, without the planner: every tile of 16 rows against its keys, whole or in a fixed number of
-//! pieces.
+//! Plans: the planner's, and ones made by hand, where every tile of 16 rows meets its keys whole or in a fixed number
+//! of pieces.
 
 use crate::buffer::Buffer;
 use crate::cases::Case;
 use kernels_gpu::abi::plan::{DIRECT, MergeRow, PLAN_MAGIC, PlanHeader, WorkItem};
 use kernels_gpu::abi::tile::ATTEND_TILE_ROWS;
+use oxattn::{Limits, PageTable, Planner, QueryLengths, SplitMode, Target};
 
 /// A plan image in memory.
 pub struct PlanImage {
@@ -13,11 +14,18 @@ pub struct PlanImage {
 }
 
 impl PlanImage {
-    /// A copy of a planner's image, in memory that held 0xff before.
-    pub fn of_bytes(image: &[u8]) -> PlanImage {
-        let mut copy = Buffer::filled(image.len(), 0xff);
-        copy.as_mut_slice().copy_from_slice(image);
-        PlanImage { image: copy }
+    /// A workspace for `planner`'s images, all 0xff.
+    pub fn unplanned(planner: &Planner) -> PlanImage {
+        PlanImage { image: Buffer::filled(planner.workspace_size().image_bytes as usize, 0xff) }
+    }
+
+    /// Plans `case`, whose page ids start at `page_begin`, over whatever the image held before.
+    pub fn plan(&mut self, planner: &mut Planner, case: &Case, page_begin: &[u32]) {
+        let table = PageTable::csr(case.config.page_size_tokens, page_begin, &case.kv_lens).unwrap();
+        let query_begin = case.query_begin();
+        let plan = planner.plan(&table, QueryLengths::indptr(&query_begin).unwrap()).unwrap();
+        let bytes = plan.image();
+        self.image.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
     }
 
     /// The image of these queues.
@@ -59,6 +67,26 @@ impl PlanImage {
     pub fn header(&self) -> PlanHeader {
         *bytemuck::from_bytes(&self.image.as_slice::<u8>()[..size_of::<PlanHeader>()])
     }
+}
+
+/// A planner with room for any of `cases`, which share a configuration.
+pub fn planner_for(cases: &[&Case], target: Target, mode: SplitMode) -> Planner {
+    let largest = |of: &dyn Fn(&Case) -> u64| cases.iter().map(|case| of(case)).max().unwrap().max(1);
+    let limits = Limits {
+        max_requests: largest(&|case| case.kv_lens.len() as u64) as u32,
+        max_query_tokens: largest(&|case| *case.query_begin().last().unwrap() as u64) as u32,
+        max_kv_len_tokens: largest(&|case| case.kv_lens.iter().copied().max().unwrap_or(0) as u64) as u32,
+        max_kv_tokens: largest(&|case| case.kv_lens.iter().map(|&len| len as u64).sum()),
+    };
+    Planner::new(cases[0].config, target, mode, limits).unwrap()
+}
+
+/// The planner's plan of `case`.
+pub fn planned(case: &Case, page_begin: &[u32], target: Target, mode: SplitMode) -> PlanImage {
+    let mut planner = planner_for(&[case], target, mode);
+    let mut image = PlanImage::unplanned(&planner);
+    image.plan(&mut planner, case, page_begin);
+    image
 }
 
 /// The keys of every tile in `pieces` pieces, empty ones included; one piece writes its output directly. Items go

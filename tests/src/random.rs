@@ -9,6 +9,11 @@ impl Random {
         Random(seed)
     }
 
+    /// One that depends on all of `keys`, in order.
+    pub fn keyed(keys: &[u64]) -> Random {
+        Random(keys.iter().fold(0, |seed, key| Random(seed ^ key).bits()))
+    }
+
     /// The next 64 bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

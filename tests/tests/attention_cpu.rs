@@ -1,11 +1,12 @@
-//! The attention table on the host executor, with plans made by hand.
+//! The attention table on the host executor: whole, cut by force, and as the planner cuts it.
 
 use oxattn::oracle::merge;
-use oxattn_tests::cases::{Case, Unused, Values, cases, paged, split_cases};
+use oxattn::{SplitMode, Target};
+use oxattn_tests::cases::{Case, Unused, Values, among_others, cases, paged, prompt, split_cases};
 use oxattn_tests::executors::Cpu;
 use oxattn_tests::fixture::{Fixture, Lse, Outputs};
 use oxattn_tests::layout::LAYOUTS;
-use oxattn_tests::plans::forced_split;
+use oxattn_tests::plans::{PlanImage, forced_split, planned, planner_for};
 
 const QUEUES: usize = 7;
 
@@ -20,6 +21,71 @@ fn run_and_check(fixture: &mut Fixture, pieces: u32, lse: Lse) -> Outputs {
         panic!("{}, {pieces} pieces, LSE {lse:?}: {difference}", fixture.case.name);
     }
     outputs
+}
+
+fn run_planned(fixture: &mut Fixture, target: Target, mode: SplitMode) -> Outputs {
+    let mut plan = planned(&fixture.case, &fixture.page_begin, target, mode);
+    fixture.run(&Cpu, &mut plan, Lse::Two)
+}
+
+const MODES: [SplitMode; 4] =
+    [SplitMode::Balanced, SplitMode::BatchInvariant, SplitMode::FixedSplit { tokens: 100 }, SplitMode::Unsplit];
+
+#[test]
+fn every_case_is_the_oracle_s_answer_however_it_is_planned() {
+    for case in cases().iter().chain(&split_cases()) {
+        let mut fixture = Fixture::new(case);
+        for (mode, (queues, tile_tokens)) in MODES.into_iter().zip([(264, 64), (7, 16), (1, 32), (132, 64)]) {
+            let outputs = run_planned(&mut fixture, Target::new(queues, tile_tokens), mode);
+            if let Err(difference) = fixture.check(&outputs) {
+                panic!("{}, {mode:?}, {queues} queues: {difference}", case.name);
+            }
+        }
+    }
+}
+
+/// E1, E4: what a workspace held before a plan, be it 0xff or a larger plan, is not run.
+#[test]
+fn e1_a_plan_over_another_runs_alone() {
+    let (long, short) = (among_others(32, 5), among_others(2, 0));
+    let mut planner = planner_for(&[&long, &short], Target::new(132, 64), SplitMode::Balanced);
+    let mut image = PlanImage::unplanned(&planner);
+    for case in [&long, &short, &long] {
+        let mut fixture = Fixture::new(case);
+        image.plan(&mut planner, case, &fixture.page_begin);
+        let outputs = fixture.run(&Cpu, &mut image, Lse::Two);
+        fixture.check(&outputs).unwrap();
+    }
+}
+
+#[test]
+fn h1_batch_mates_change_no_bit_of_a_request() {
+    for mode in [SplitMode::BatchInvariant, SplitMode::FixedSplit { tokens: 256 }, SplitMode::Unsplit] {
+        let row_of = |batch, at| {
+            let mut fixture = Fixture::new(&among_others(batch, at));
+            let outputs = run_planned(&mut fixture, Target::new(132, 64), mode);
+            (0..4).map(|head| fixture.row(&outputs, at, 0, head)).collect::<Vec<_>>()
+        };
+        let alone = row_of(1, 0);
+        for (batch, at) in [(2, 0), (2, 1), (32, 17), (256, 255)] {
+            assert!(row_of(batch, at) == alone, "number {at} of {batch}, {mode:?}");
+        }
+    }
+}
+
+#[test]
+fn h1_chunks_of_a_prompt_change_no_bit_of_it() {
+    let rows = |begin, end| {
+        let mut fixture = Fixture::new(&prompt(begin, end));
+        let outputs = run_planned(&mut fixture, Target::new(132, 64), SplitMode::FixedSplit { tokens: 64 });
+        fixture.check(&outputs).unwrap();
+        (0..(end - begin) as usize)
+            .flat_map(|token| (0..4).map(move |head| (token, head)))
+            .map(|(token, head)| fixture.row(&outputs, 0, token, head))
+            .collect::<Vec<_>>()
+    };
+    let whole = rows(0, 300);
+    assert!([rows(0, 128), rows(128, 300)].concat() == whole);
 }
 
 #[test]
