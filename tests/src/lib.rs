@@ -1,1 +1,16 @@
-//! tests
+//! One table of cases for every executor, checked against the f64 oracle.
+//!
+//! [`cases`] says what to compute, [`fixture`] lays it out in memory and knows the oracle's answer, [`plans`] cuts it
+//! into work items by hand, [`executors`] is the seam to what runs it. [`states`] and [`new_tokens`] do the same for
+//! merges and appends.
+
+pub mod buffer;
+pub mod cases;
+pub mod executors;
+pub mod fixture;
+pub mod layout;
+pub mod new_tokens;
+pub mod number;
+pub mod plans;
+pub mod random;
+pub mod states;

@@ -6,7 +6,7 @@
 //! Each item takes its keys in blocks of [`BLOCK_KEYS`]: the block's keys and values become f32 once and serve all
 //! rows of the tile, by the online softmax in base 2 (Milakov and Gimelshein 2018; Dao et al. 2022, algorithm 1).
 
-use super::memory::{cache_address, load_row, read, row_address, store_row, write};
+use super::memory::{cache_address, load_row, prefetch, read, row_address, store_row, write};
 use crate::config::DType;
 use kernels_gpu::abi::parameters::{AttendParameters, CacheView};
 use kernels_gpu::abi::plan::{DIRECT, PlanHeader, WorkItem};
@@ -102,9 +102,7 @@ unsafe fn attend_item<const FUSED: bool>(launch: &Launch, item: &WorkItem, scrat
                 continue;
             }
             let p = &mut scores[..visible];
-            for (score, k) in p.iter_mut().zip(scratch.k.chunks_exact(head_dim)) {
-                *score = dot::<FUSED>(q, k);
-            }
+            dot_rows::<FUSED>(p, q, &scratch.k);
             let max = p.iter().copied().fold(row.max, f32::max);
             // Scores of -inf alone must give weights of 0, not of -inf - -inf.
             let base = if max == f32::NEG_INFINITY { 0.0 } else { max };
@@ -121,18 +119,33 @@ unsafe fn attend_item<const FUSED: bool>(launch: &Launch, item: &WorkItem, scrat
     unsafe { scratch.finish(launch, item) };
 }
 
-/// Reads a block of cache rows, as many as `to` holds, from key `begin` on.
+/// Addresses of an item's cache rows, by key.
+///
+/// # Safety
+/// As [`attend`]'s.
+#[inline(always)]
+unsafe fn key_address(launch: &Launch, item: &WorkItem, view: &CacheView, key: u32) -> u64 {
+    let (page, token) = launch.parameters.page_size.divide(key);
+    // SAFETY: the caller's.
+    let page = unsafe { read::<u32>(launch.parameters.page_indices, item.page_begin as usize + page as usize) };
+    cache_address(view, page, token, item.kv_head())
+}
+
+/// Reads a block of cache rows, as many as `to` holds, from key `begin` on, and asks for the block after it: rows of
+/// one head lie too far apart for the processor to guess.
 ///
 /// # Safety
 /// As [`attend`]'s.
 #[inline(always)]
 unsafe fn load_block(launch: &Launch, item: &WorkItem, view: &CacheView, begin: u32, to: &mut [f32]) {
     for (key, to) in (begin..).zip(to.chunks_exact_mut(launch.head_dim)) {
-        let (page, token) = launch.parameters.page_size.divide(key);
         // SAFETY: the caller's.
         unsafe {
-            let page = read::<u32>(launch.parameters.page_indices, item.page_begin as usize + page as usize);
-            load_row(cache_address(view, page, token, item.kv_head()), launch.dtype, to);
+            let ahead = key + BLOCK_KEYS as u32;
+            if ahead < item.kv_end_tokens {
+                prefetch(key_address(launch, item, view, ahead), launch.head_dim * launch.dtype.bytes());
+            }
+            load_row(key_address(launch, item, view, key), launch.dtype, to);
         }
     }
 }
@@ -200,23 +213,27 @@ impl Scratch {
     }
 }
 
-/// `sum(a * b)`, both of a multiple of [`LANES`] elements.
+/// `scores[i] = sum(q * rows[i])`, over rows of `q.len()`, a multiple of [`LANES`].
+///
+/// In two passes: with the sum over lanes in the first one, LLVM builds its tree backwards into the loop and
+/// multiplies pairs instead of eights.
 #[inline(always)]
-fn dot<const FUSED: bool>(a: &[f32], b: &[f32]) -> f32 {
-    let mut lanes = [0.0f32; LANES];
-    for (a, b) in a.as_chunks::<LANES>().0.iter().zip(b.as_chunks::<LANES>().0) {
-        for lane in 0..LANES {
-            lanes[lane] = multiply_add::<FUSED>(a[lane], b[lane], lanes[lane]);
+fn dot_rows<const FUSED: bool>(scores: &mut [f32], q: &[f32], rows: &[f32]) {
+    let mut sums = [[0.0f32; LANES]; BLOCK_KEYS];
+    for (sums, row) in sums.iter_mut().zip(rows.chunks_exact(q.len())).take(scores.len()) {
+        let mut lanes = [0.0f32; LANES];
+        for (q, k) in q.as_chunks::<LANES>().0.iter().zip(row.as_chunks::<LANES>().0) {
+            for lane in 0..LANES {
+                lanes[lane] = multiply_add::<FUSED>(q[lane], k[lane], lanes[lane]);
+            }
         }
+        *sums = lanes;
     }
-    let mut width = LANES / 2;
-    while width > 0 {
-        for lane in 0..width {
-            lanes[lane] += lanes[lane + width];
-        }
-        width /= 2;
+    for (score, sums) in scores.iter_mut().zip(&sums) {
+        let eight: [f32; 8] = std::array::from_fn(|lane| sums[lane] + sums[lane + 8]);
+        let four: [f32; 4] = std::array::from_fn(|lane| eight[lane] + eight[lane + 4]);
+        *score = (four[0] + four[2]) + (four[1] + four[3]);
     }
-    lanes[0]
 }
 
 /// `out = out * correction + sum(weights * rows)`, over rows of `out.len()`, a multiple of [`LANES`].
@@ -270,11 +287,14 @@ mod tests {
         for elements in [16, 80, 512] {
             let a: Vec<f32> = (0..elements).map(|i| i as f32 - 7.0).collect();
             let b: Vec<f32> = (0..elements).map(|i| (i % 5) as f32).collect();
-            let expected: f32 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
-            assert_eq!(dot::<false>(&a, &b), expected);
-            assert_eq!(dot::<true>(&a, &b), expected);
-            let mut out = a.clone();
             let rows = [a.clone(), b.clone()].concat();
+            let product = |x: &[f32], y: &[f32]| x.iter().zip(y).map(|(x, y)| x * y).sum::<f32>();
+            for dot_rows in [dot_rows::<false>, dot_rows::<true>] {
+                let mut scores = [0.0; 2];
+                dot_rows(&mut scores, &b, &rows);
+                assert_eq!(scores, [product(&b, &a), product(&b, &b)]);
+            }
+            let mut out = a.clone();
             accumulate::<false>(&mut out, 0.5, &[2.0, 4.0], &rows);
             let by_hand: Vec<f32> = a.iter().zip(&b).map(|(a, b)| 2.5 * a + 4.0 * b).collect();
             assert_eq!(out, by_hand);

@@ -65,6 +65,19 @@ unsafe fn row_mut<'a, T>(address: u64, elements: usize) -> &'a mut [T] {
     unsafe { std::slice::from_raw_parts_mut(address as *mut T, elements) }
 }
 
+/// Asks for the cache lines of a row that will be read soon. Any address will do.
+#[inline(always)]
+pub fn prefetch(address: u64, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in (address..address + bytes as u64).step_by(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch reads nothing the program can see.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line as *const i8) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (address, bytes);
+}
+
 /// Reads a row of `to.len()` elements of `dtype` as f32.
 ///
 /// # Safety

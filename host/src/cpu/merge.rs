@@ -50,18 +50,19 @@ pub unsafe fn merge(parameters: &MergeParameters, dtype: DType) {
 pub unsafe fn merge_states(parameters: &MergeStatesParameters, dtype: DType) {
     let heads = parameters.heads.get();
     (0..parameters.tokens).into_par_iter().for_each(|token| {
+        // States counted from the first of `state_token`.
         // SAFETY: the caller's.
-        let (states, kept) = unsafe {
-            let states = match parameters.state_begin {
-                0 => 0..parameters.states,
-                begin => read::<u32>(begin, token as usize)..read::<u32>(begin, token as usize + 1),
+        let (states, state_token, kept) = unsafe {
+            let (states, state_token) = match parameters.state_begin {
+                0 => (0..parameters.states, token),
+                begin => (read::<u32>(begin, token as usize)..read::<u32>(begin, token as usize + 1), 0),
             };
-            (states, parameters.mask != 0 && read::<u8>(parameters.mask, token as usize) == 0)
+            (states, state_token, parameters.mask != 0 && read::<u8>(parameters.mask, token as usize) == 0)
         };
         let states = if kept { states.start..states.end.min(states.start + 1) } else { states };
         for head in 0..heads {
-            let values = row_address(&parameters.values, token, head);
-            let lse = row_address(&parameters.lse, token, head);
+            let values = row_address(&parameters.values, state_token, head);
+            let lse = row_address(&parameters.lse, state_token, head);
             // SAFETY: the caller's. A row's states are read before its output is written, so they may be the same.
             unsafe {
                 fold(

@@ -1,0 +1,279 @@
+//! The table of attention cases: every executor runs all it can afford of it.
+//!
+//! Names beginning with a letter and a number are faults found in other libraries' public trackers, reduced.
+
+use crate::layout::{LAYOUTS, Layout};
+use kernels_gpu::abi::tile::ATTEND_HEAD_DIMS;
+use oxattn::config::{AttentionConfig, DType};
+
+/// One batch.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// Says what it is about.
+    pub name: String,
+    /// Heads, dims, dtype, mask.
+    pub config: AttentionConfig,
+    /// New tokens of each request.
+    pub query_lens: Vec<u32>,
+    /// Cached tokens of each request.
+    pub kv_lens: Vec<u32>,
+    /// Where the cache's rows lie.
+    pub layout: Layout,
+    /// What queries, keys and values are.
+    pub values: Values,
+    /// What the slots hold that no request owns.
+    pub unused: Unused,
+    /// Which pages the requests own.
+    pub pages: Pages,
+    /// Elements from a query token to the next where they are part of a wider matrix.
+    pub query_row_elements: Option<usize>,
+    /// What each request's numbers depend on, besides heads, dims and positions.
+    pub seeds: Vec<u64>,
+}
+
+/// What queries, keys and values are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Values {
+    /// Normal numbers.
+    Normal,
+    /// Queries of 0, so that every visible key weighs the same.
+    ZeroQuery,
+    /// Queries of 64, keys of -64, values of 1: raw scores of `-4096 * head_dim`, finite and far down.
+    ExtremeNegative,
+}
+
+/// What unused slots and padding hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unused {
+    /// A large number, in K and V.
+    Large,
+    /// NaN in K.
+    NanKeys,
+    /// NaN in V.
+    NanValues,
+    /// NaN in both.
+    Nan,
+}
+
+/// Which pages the requests own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pages {
+    /// Their own, scattered over a pool with pages to spare.
+    Scattered,
+    /// Their own, and each list is one page longer than its tokens need.
+    OneTooMany,
+    /// All the same ones.
+    Shared,
+    /// Their own, with ids from [`HIGH_PAGE`] on. The cache's view begins that many pages before the memory, so an
+    /// executor that moves addresses region by region cannot run it.
+    HighIds,
+}
+
+/// Pages of 32 KiB before this one are 8 GiB, 2^32 elements of 2 bytes.
+pub const HIGH_PAGE: u32 = 262_144;
+
+impl Case {
+    fn new(
+        name: impl Into<String>,
+        (query_heads, kv_heads): (u32, u32),
+        head_dim: u32,
+        page_size_tokens: u32,
+        query_lens: &[u32],
+        kv_lens: &[u32],
+    ) -> Case {
+        Case {
+            name: name.into(),
+            config: AttentionConfig::new(query_heads, kv_heads, head_dim, page_size_tokens),
+            query_lens: query_lens.to_vec(),
+            kv_lens: kv_lens.to_vec(),
+            layout: Layout::Nhd,
+            values: Values::Normal,
+            unused: Unused::Nan,
+            pages: Pages::Scattered,
+            query_row_elements: None,
+            seeds: (0..kv_lens.len() as u64).collect(),
+        }
+    }
+
+    fn f16(mut self) -> Case {
+        self.config = self.config.with_dtype(DType::F16);
+        self
+    }
+
+    fn dtype(mut self, dtype: DType) -> Case {
+        self.config = self.config.with_dtype(dtype);
+        self
+    }
+
+    fn non_causal(mut self) -> Case {
+        self.config = self.config.non_causal();
+        self
+    }
+
+    fn layout(self, layout: Layout) -> Case {
+        Case { layout, ..self }
+    }
+
+    fn values(self, values: Values) -> Case {
+        Case { values, ..self }
+    }
+
+    fn unused(self, unused: Unused) -> Case {
+        Case { unused, ..self }
+    }
+
+    fn pages(self, pages: Pages) -> Case {
+        Case { pages, ..self }
+    }
+
+    /// Multiplications of one product, an upper bound: what a slow executor chooses by.
+    pub fn cost(&self) -> u64 {
+        let pairs: u64 = self.query_lens.iter().zip(&self.kv_lens).map(|(&q, &kv)| q as u64 * kv as u64).sum();
+        pairs * self.config.query_heads as u64 * self.config.head_dim as u64
+    }
+
+    /// First query token of each request, and their total.
+    pub fn query_begin(&self) -> Vec<u32> {
+        let sums = self.query_lens.iter().scan(0, |sum, len| {
+            *sum += len;
+            Some(*sum)
+        });
+        std::iter::once(0).chain(sums).collect()
+    }
+}
+
+/// The table.
+pub fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    lengths_around_a_page(&mut cases);
+    groups(&mut cases);
+    head_dims(&mut cases);
+    decode_grid(&mut cases);
+    several_tokens(&mut cases);
+    field_cases(&mut cases);
+    cases
+}
+
+fn lengths_around_a_page(cases: &mut Vec<Case>) {
+    for (index, page) in [1u32, 2, 3, 5, 16, 64, 1000].into_iter().enumerate() {
+        let kv_lens = [0, 1, page - 1, page, page + 1, 3 * page];
+        let name = format!("lengths around a page of {page}");
+        let dtype = if index % 2 == 0 { DType::Bf16 } else { DType::F16 };
+        cases.push(Case::new(name, (8, 2), 64, page, &[1; 6], &kv_lens).layout(LAYOUTS[index % 4]).dtype(dtype));
+    }
+}
+
+fn groups(cases: &mut Vec<Case>) {
+    let heads = [(5, 1), (40, 8), (24, 4), (28, 4), (36, 3), (28, 1), (64, 4), (64, 1), (71, 1), (71, 71), (128, 1)];
+    for (index, heads) in heads.into_iter().enumerate() {
+        let name = format!("D1: {} query heads on {} KV heads", heads.0, heads.1);
+        cases.push(Case::new(name, heads, 128, 16, &[1, 3], &[35, 20]).layout(LAYOUTS[index % 4]));
+    }
+}
+
+fn head_dims(cases: &mut Vec<Case>) {
+    for (index, head_dim) in ATTEND_HEAD_DIMS.into_iter().enumerate() {
+        for dtype in [DType::Bf16, DType::F16] {
+            let name = format!("D3: head dim {head_dim}, {dtype}");
+            let case = Case::new(name, (6, 2), head_dim, 5, &[1, 5], &[33, 17]);
+            cases.push(case.layout(LAYOUTS[(index + 1) % 4]).dtype(dtype));
+        }
+    }
+}
+
+/// FlashInfer's `test_batch_decode_kernels.py`, thinned: every pair of (length, page) with both head counts, batch
+/// and head dim taken in turn.
+fn decode_grid(cases: &mut Vec<Case>) {
+    let mut turn = 0;
+    for kv_len in [54, 97, 512] {
+        for page in [1, 8, 16] {
+            for query_heads in [4, 32] {
+                let batch = [12, 17][turn % 2];
+                let head_dim = if kv_len == 512 { [128, 256] } else { [128, 512] }[turn / 2 % 2];
+                let name = format!("decode {batch} x {kv_len}, page {page}, {query_heads}/4 heads, dim {head_dim}");
+                let case = Case::new(name, (query_heads, 4), head_dim, page, &vec![1; batch], &vec![kv_len; batch]);
+                cases.push(case.f16().layout(LAYOUTS[turn % 4]).unused(Unused::Large));
+                turn += 1;
+            }
+        }
+    }
+}
+
+fn several_tokens(cases: &mut Vec<Case>) {
+    let (query_lens, kv_lens) = ([2, 3, 8, 4, 1, 3, 40], [40, 3, 8, 2, 0, 0, 150]);
+    for (heads, page) in [((8, 2), 16), ((5, 1), 3)] {
+        let case = Case::new(format!("several tokens, {heads:?}"), heads, 64, page, &query_lens, &kv_lens);
+        cases.push(case.clone());
+        cases.push(Case { name: format!("{}, non-causal", case.name), ..case.non_causal().f16() });
+    }
+}
+
+fn field_cases(cases: &mut Vec<Case>) {
+    let small = |name: &str, query_lens: &[u32], kv_lens: &[u32]| Case::new(name, (8, 2), 128, 16, query_lens, kv_lens);
+    cases.extend([
+        small("an empty batch", &[], &[]),
+        small("B4: the only request has no tokens", &[0], &[20]),
+        small("B4: a request without tokens among others", &[3, 0, 2], &[8, 16, 2]),
+        small("B1: a request without keys in a decode batch", &[1, 1, 1], &[5, 0, 17]),
+        small("B2: a request without keys in a prefill", &[4, 3], &[0, 7]).non_causal(),
+        small("B5: more tokens than keys", &[4], &[2]),
+        small("B15: page lists one page too long", &[1, 2], &[16, 32]).pages(Pages::OneTooMany).unused(Unused::Large),
+        Case::new("A1: page offsets past 32 bits", (4, 2), 128, 64, &[1, 2], &[65, 100]).pages(Pages::HighIds),
+        Case::new("D6: queries inside fused QKV, 3 tokens", (32, 2), 128, 16, &[3], &[9]).fused(4608),
+        Case::new("D6: queries inside fused QKV, 1 token", (32, 2), 128, 16, &[1], &[9]).fused(4608),
+        Case::new("A5: 65536 requests", (1, 1), 64, 16, &vec![1; 65_536], &vec![1; 65_536]).pages(Pages::Shared),
+        Case::new("C14: page 1, one long request", (4, 1), 128, 1, &[1], &[37]),
+        Case::new("D4: head dim 512, 16 heads on one", (16, 1), 512, 16, &[1, 2], &[33, 70]),
+    ]);
+    for dtype in [DType::Bf16, DType::F16] {
+        let extreme = small("", &[1, 1], &[1, 2]).values(Values::ExtremeNegative).dtype(dtype);
+        cases.push(Case { name: format!("B7: finite logits far down, {dtype}"), ..extreme });
+        for (page, kv_len) in [(4, 13), (16, 1), (16, 4090)] {
+            for unused in [Unused::NanKeys, Unused::NanValues, Unused::Nan] {
+                let name = format!("B10: {unused:?}, page {page}, {kv_len} keys, {dtype}");
+                cases.push(Case::new(name, (4, 1), 64, page, &[1], &[kv_len]).unused(unused).dtype(dtype));
+            }
+        }
+    }
+    for kv_len in [1, 255, 256, 257, 300] {
+        let case = Case::new(format!("B12: the mean of {kv_len} values"), (8, 8), 128, 16, &[1], &[kv_len]);
+        cases.push(case.values(Values::ZeroQuery).non_causal());
+    }
+}
+
+impl Case {
+    fn fused(self, row_elements: usize) -> Case {
+        Case { query_row_elements: Some(row_elements), ..self }
+    }
+}
+
+/// C5: short queries over long keys, for plans that cut the keys into many pieces.
+pub fn split_cases() -> Vec<Case> {
+    [(1, 4096), (16, 4096), (64, 1024), (100, 1000), (1, 8192)]
+        .into_iter()
+        .map(|(query_len, kv_len)| {
+            let name = format!("C5: {query_len} tokens over {kv_len} keys");
+            Case::new(name, (2, 1), 64, 16, &[query_len, 1, 2], &[kv_len, 3, 0])
+        })
+        .collect()
+}
+
+/// H1: one request of 3000 keys, alone or as number `at` of a batch of `batch`.
+pub fn among_others(batch: usize, at: usize) -> Case {
+    let mut kv_lens: Vec<u32> = (0..batch as u32).map(|index| 1 + 37 * index % 700).collect();
+    kv_lens[at] = 3000;
+    let mut case = Case::new(format!("H1: number {at} of {batch}"), (4, 1), 64, 16, &vec![1; batch], &kv_lens);
+    case.seeds[at] = 3000;
+    case
+}
+
+/// H1: tokens `begin..end` of one prompt.
+pub fn prompt(begin: u32, end: u32) -> Case {
+    Case::new(format!("H1: tokens {begin} to {end}"), (4, 1), 64, 16, &[end - begin], &[end])
+}
+
+/// C14: the same logical batch in pages of `page_size_tokens`.
+pub fn paged(page_size_tokens: u32, layout: Layout) -> Case {
+    let name = format!("C14: pages of {page_size_tokens}, {layout:?}");
+    Case::new(name, (4, 2), 64, page_size_tokens, &[1, 3, 2], &[37, 129, 1]).layout(layout)
+}

@@ -1,0 +1,399 @@
+//! A case in memory: queries, a paged cache, the page table; and the oracle's answer to hold an executor's against.
+//!
+//! A row's numbers depend on its request's seed, its position, heads and dims, not on pages, layout or batch: cases
+//! that differ only there must have the same outputs.
+
+use crate::buffer::{Access, Buffer};
+use crate::cases::{Case, HIGH_PAGE, Pages, Unused, Values};
+use crate::executors::{AttentionLaunch, Executor};
+use crate::layout::{Strides, strides};
+use crate::number::{bits, lse_agrees, row_error, row_tolerance, value};
+use crate::plans::PlanImage;
+use crate::random::Random;
+use kernels_gpu::abi::divisor::Divisor;
+use kernels_gpu::abi::parameters::{AttendParameters, CacheView, MergeParameters, RowsView};
+use oxattn::oracle::{Request, State};
+use std::cell::OnceCell;
+use std::f32::consts::LN_2;
+
+/// What unused slots hold where they do not hold NaN.
+const LARGE: f32 = 10_000.0;
+/// Multiplications that an oracle's answers may cost; past it, rows are sampled.
+const ORACLE_BUDGET: u64 = 1 << 24;
+
+/// Which LSE a run asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lse {
+    /// None.
+    None,
+    /// Base 2.
+    Two,
+    /// Natural.
+    E,
+}
+
+/// A case in memory.
+pub struct Fixture {
+    /// The case.
+    pub case: Case,
+    /// Where each request's page ids start in `page_indices`, and their total.
+    pub page_begin: Vec<u32>,
+    /// Page ids of the pool.
+    pub page_indices: Vec<u32>,
+    q: Buffer,
+    q_strides: RowStrides,
+    pool: Buffer,
+    k_strides: Strides,
+    v_strides: Strides,
+    /// First query token of each request, and their total.
+    query_begin: Vec<u32>,
+    /// `[tokens, query_heads, head_dim]`.
+    queries: Vec<u16>,
+    /// For each request `[kv_len, kv_heads, head_dim]`.
+    keys: Vec<Vec<u16>>,
+    values: Vec<Vec<u16>>,
+    /// The oracle's answers, once asked for.
+    answers: OnceCell<Vec<(Place, State)>>,
+}
+
+/// Request, its token, query head.
+type Place = (usize, usize, usize);
+
+/// Rows of a matrix `[tokens, heads, head_dim]`, in elements.
+#[derive(Clone, Copy)]
+struct RowStrides {
+    base: usize,
+    token: usize,
+    head: usize,
+}
+
+impl RowStrides {
+    fn row(&self, token: usize, head: usize) -> usize {
+        self.base + token * self.token + head * self.head
+    }
+
+    fn view(&self, address: u64, element_bytes: usize) -> RowsView {
+        RowsView {
+            address: address + (element_bytes * self.base) as u64,
+            token_stride_bytes: (element_bytes * self.token) as i64,
+            head_stride_bytes: (element_bytes * self.head) as i64,
+        }
+    }
+}
+
+/// What an executor wrote. Everything was 0xff, NaN, before.
+#[derive(Clone)]
+pub struct Outputs {
+    out: Buffer,
+    out_strides: RowStrides,
+    lse: Buffer,
+    lse_asked: Lse,
+}
+
+impl Outputs {
+    /// All bits of outputs and LSE.
+    pub fn bits(&self) -> (&[u16], &[u32]) {
+        (self.out.as_slice(), self.lse.as_slice())
+    }
+}
+
+impl Fixture {
+    /// Lays out `case`.
+    pub fn new(case: &Case) -> Fixture {
+        let config = &case.config;
+        let (dtype, head_dim) = (config.dtype, config.head_dim as usize);
+        let (query_heads, kv_heads) = (config.query_heads as usize, config.kv_heads as usize);
+        let page_size = config.page_size_tokens as usize;
+        let query_begin = case.query_begin();
+        let tokens = *query_begin.last().unwrap() as usize;
+
+        let [fixed_q, fixed_k, fixed_v] = match case.values {
+            Values::Normal => [None; 3],
+            Values::ZeroQuery => [Some(0.0), None, None],
+            Values::ExtremeNegative => [Some(64.0), Some(-64.0), Some(1.0)],
+        };
+        let mut queries = Vec::with_capacity(tokens * query_heads * head_dim);
+        let (mut keys, mut values) = (Vec::new(), Vec::new());
+        for (request, (&query_len, &kv_len)) in case.query_lens.iter().zip(&case.kv_lens).enumerate() {
+            let seed = if case.pages == Pages::Shared { 0 } else { case.seeds[request] };
+            let rows = |role: u64, positions: std::ops::Range<i64>, heads: usize, fixed: Option<f32>| -> Vec<u16> {
+                let row = |position: i64| {
+                    let mut random = Random::keyed(&[seed, role, position as u64]);
+                    (0..heads * head_dim).map(move |_| bits(dtype, fixed.unwrap_or_else(|| random.normal())))
+                };
+                positions.flat_map(row).collect()
+            };
+            queries.extend(rows(0, kv_len as i64 - query_len as i64..kv_len as i64, query_heads, fixed_q));
+            keys.push(rows(1, 0..kv_len as i64, kv_heads, fixed_k));
+            values.push(rows(2, 0..kv_len as i64, kv_heads, fixed_v));
+        }
+
+        let (page_begin, page_indices, pages) = page_table(case);
+        let (k_strides, v_strides, pool_elements) = strides(case.layout, pages, page_size, kv_heads, head_dim);
+        let mut pool = Buffer::filled(2 * pool_elements, 0);
+        let cells = pool.as_mut_slice::<u16>();
+        cells.fill(bits(dtype, if case.unused == Unused::Large { LARGE } else { f32::NAN }));
+        let finite = match case.unused {
+            Unused::NanKeys => Some(v_strides),
+            Unused::NanValues => Some(k_strides),
+            Unused::Large | Unused::Nan => None,
+        };
+        if let Some(strides) = finite {
+            for_each_cell(pages, page_size, kv_heads, |page, offset, head| {
+                cells[strides.row(page, offset, head)..][..head_dim].fill(bits(dtype, LARGE));
+            });
+        }
+        for (request, &kv_len) in case.kv_lens.iter().enumerate() {
+            for_each_cell(1, kv_len as usize, kv_heads, |_, position, head| {
+                let page = page_indices[page_begin[request] as usize + position / page_size] as usize;
+                let from = (position * kv_heads + head) * head_dim;
+                for (strides, rows) in [(k_strides, &keys[request]), (v_strides, &values[request])] {
+                    let to = strides.row(page, position % page_size, head);
+                    cells[to..][..head_dim].copy_from_slice(&rows[from..][..head_dim]);
+                }
+            });
+        }
+
+        let row_elements = case.query_row_elements.unwrap_or(query_heads * head_dim);
+        let q_strides = RowStrides { base: 0, token: row_elements, head: head_dim };
+        let mut q = Buffer::filled(2 * tokens * row_elements, 0xff);
+        for token in 0..tokens {
+            let row = &queries[token * query_heads * head_dim..][..query_heads * head_dim];
+            q.as_mut_slice::<u16>()[q_strides.row(token, 0)..][..row.len()].copy_from_slice(row);
+        }
+
+        Fixture {
+            case: case.clone(),
+            page_begin,
+            page_indices,
+            q,
+            q_strides,
+            pool,
+            k_strides,
+            v_strides,
+            query_begin,
+            queries,
+            keys,
+            values,
+            answers: OnceCell::new(),
+        }
+    }
+
+    /// Runs the case with `plan`.
+    pub fn run(&mut self, executor: &dyn Executor, plan: &mut PlanImage, lse_asked: Lse) -> Outputs {
+        let config = self.case.config;
+        let (query_heads, head_dim) = (config.query_heads as usize, config.head_dim as usize);
+        let tokens = *self.query_begin.last().unwrap() as usize;
+        let header = plan.header();
+        // One row of padding after each head, which must stay as it is.
+        let out_strides = RowStrides { base: 8, token: query_heads * (head_dim + 8) + 16, head: head_dim + 8 };
+        let lse_strides = RowStrides { base: 0, token: query_heads, head: 1 };
+        let mut out = Buffer::filled(2 * out_strides.row(tokens, 0), 0xff);
+        let mut lse = Buffer::filled(4 * tokens * query_heads, 0xff);
+        let mut partial_out = Buffer::filled(4 * header.partial_rows as usize * head_dim, 0xff);
+        let mut partial_lse = Buffer::filled(4 * header.partial_rows as usize, 0xff);
+        let mut page_indices = Buffer::of(&self.page_indices);
+        page_indices.as_mut_slice::<u32>().iter_mut().for_each(|page| *page += first_page(&self.case));
+        let pool = self.pool.address();
+        let image = plan.image.address();
+        let lse_view = match lse_asked {
+            Lse::None => RowsView { address: 0, token_stride_bytes: 0, head_stride_bytes: 0 },
+            _ => lse_strides.view(lse.address(), 4),
+        };
+        let lse_scale = if lse_asked == Lse::E { LN_2 } else { 1.0 };
+        let attend = AttendParameters {
+            queue_begin: image + header.queue_begin_offset_bytes as u64,
+            items: image + header.items_offset_bytes as u64,
+            page_indices: page_indices.address(),
+            partial_out: partial_out.address(),
+            partial_lse: partial_lse.address(),
+            q: self.q_strides.view(self.q.address(), 2),
+            out: out_strides.view(out.address(), 2),
+            lse: lse_view,
+            k: self.cache_view(self.k_strides, pool),
+            v: self.cache_view(self.v_strides, pool),
+            page_size: Divisor::new(config.page_size_tokens).unwrap(),
+            group: Divisor::new(config.group()).unwrap(),
+            causal: config.causal as u32,
+            lse_scale,
+        };
+        let merge = MergeParameters {
+            row_count: image + std::mem::offset_of!(kernels_gpu::abi::plan::PlanHeader, merge_rows) as u64,
+            rows: image + header.merge_rows_offset_bytes as u64,
+            partial_out: attend.partial_out,
+            partial_lse: attend.partial_lse,
+            out: attend.out,
+            lse: attend.lse,
+            head_dim: config.head_dim,
+            lse_scale,
+        };
+        let inputs = [&mut plan.image, &mut page_indices, &mut self.q, &mut self.pool];
+        let outputs = [&mut out, &mut lse, &mut partial_out, &mut partial_lse];
+        let regions = inputs.map(|buffer| buffer.region(Access::Read)).into_iter();
+        let regions = regions.chain(outputs.map(|buffer| buffer.region(Access::Produce))).collect();
+        executor.attention(&AttentionLaunch {
+            attend,
+            merge,
+            header,
+            head_dim: config.head_dim,
+            dtype: config.dtype,
+            softmax_scale: config.softmax_scale,
+            regions,
+        });
+        Outputs { out, out_strides, lse, lse_asked }
+    }
+
+    /// The cache as a launch sees it: page [`first_page`] is the pool's page 0.
+    fn cache_view(&self, strides: Strides, pool: u64) -> CacheView {
+        let view = strides.view(pool);
+        let before = first_page(&self.case) as i64 * view.page_stride_bytes;
+        CacheView { address: view.address.wrapping_add_signed(-before), ..view }
+    }
+
+    /// The oracle's answer for a token of a request.
+    pub fn expected(&self, request: usize, token: usize, head: usize) -> State {
+        let config = &self.case.config;
+        let (head_dim, query_heads) = (config.head_dim as usize, config.query_heads as usize);
+        let kv_heads = config.kv_heads as usize;
+        let row = |elements: &[u16], row: usize| -> Vec<f64> {
+            elements[row * head_dim..][..head_dim].iter().map(|&bits| value(config.dtype, bits) as f64).collect()
+        };
+        let first = self.query_begin[request] as usize;
+        Request {
+            query_len: self.case.query_lens[request] as usize,
+            kv_len: self.case.kv_lens[request] as usize,
+            group: config.group() as usize,
+            softmax_scale: config.softmax_scale as f64,
+            causal: config.causal,
+            q: &|token, head| row(&self.queries, (first + token) * query_heads + head),
+            k: &|position, head| row(&self.keys[request], position * kv_heads + head),
+            v: &|position, head| row(&self.values[request], position * kv_heads + head),
+        }
+        .attend(token, head)
+    }
+
+    /// Holds `outputs` against the oracle's; the first difference is the error.
+    pub fn check(&self, outputs: &Outputs) -> Result<(), String> {
+        self.check_written(outputs)?;
+        let config = &self.case.config;
+        let answers = self.answers.get_or_init(|| {
+            let places = self.rows_to_check().into_iter();
+            places.map(|(request, token, head)| ((request, token, head), self.expected(request, token, head))).collect()
+        });
+        for &((request, token, head), ref expected) in answers {
+            let (out, lse) = self.row(outputs, request, token, head);
+            let place = format!("request {request}, token {token}, head {head}");
+            let error = row_error(&out, &expected.out);
+            let tolerance = row_tolerance(config.dtype);
+            if error.is_nan() || error > tolerance {
+                return Err(format!("{place}: output is off by {error:.2e}, more than {tolerance:.0e}"));
+            }
+            let expected_lse = match outputs.lse_asked {
+                Lse::None => continue,
+                Lse::Two => expected.lse2(),
+                Lse::E => expected.lse,
+            };
+            if !lse_agrees(lse, expected_lse) {
+                return Err(format!("{place}: LSE is {lse}, not {expected_lse}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Output and LSE of a row.
+    pub fn row(&self, outputs: &Outputs, request: usize, token: usize, head: usize) -> (Vec<f64>, f64) {
+        let config = &self.case.config;
+        let token = self.query_begin[request] as usize + token;
+        let out = &outputs.out.as_slice::<u16>()[outputs.out_strides.row(token, head)..][..config.head_dim as usize];
+        let lse = outputs.lse.as_slice::<f32>()[token * config.query_heads as usize + head];
+        (out.iter().map(|&bits| value(config.dtype, bits) as f64).collect(), lse as f64)
+    }
+
+    /// Every output was written, and nothing between them.
+    fn check_written(&self, outputs: &Outputs) -> Result<(), String> {
+        let config = &self.case.config;
+        let mut padding = outputs.out.clone();
+        let padding = padding.as_mut_slice::<u16>();
+        for token in 0..*self.query_begin.last().unwrap() as usize {
+            for head in 0..config.query_heads as usize {
+                let row = &mut padding[outputs.out_strides.row(token, head)..][..config.head_dim as usize];
+                if row.iter().any(|&bits| !value(config.dtype, bits).is_finite()) {
+                    return Err(format!("token {token} of the batch, head {head}: output unwritten or not finite"));
+                }
+                row.fill(0xffff);
+            }
+        }
+        if padding.iter().any(|&bits| bits != 0xffff) {
+            return Err("padding between outputs was written".into());
+        }
+        let lse_is_nan = |lse: &f32| lse.is_nan();
+        match outputs.lse_asked {
+            Lse::None if !outputs.lse.as_slice().iter().all(lse_is_nan) => Err("an LSE nobody asked for".into()),
+            Lse::Two | Lse::E if outputs.lse.as_slice().iter().any(lse_is_nan) => Err("an LSE is unwritten".into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// All rows, or, where that is too much for the oracle, the first and last token of the first and last requests
+    /// and others at random.
+    fn rows_to_check(&self) -> Vec<Place> {
+        let (requests, heads) = (self.case.query_lens.len(), self.case.config.query_heads as usize);
+        let rows = *self.query_begin.last().unwrap() as usize * heads;
+        if self.case.cost() <= ORACLE_BUDGET {
+            let tokens = (0..requests).flat_map(|r| (0..self.case.query_lens[r] as usize).map(move |t| (r, t)));
+            return tokens.flat_map(|(r, t)| (0..heads).map(move |h| (r, t, h))).collect();
+        }
+        let mut random = Random::new(2);
+        let with_tokens: Vec<usize> = (0..requests).filter(|&request| self.case.query_lens[request] > 0).collect();
+        let mut checked = Vec::new();
+        for &request in [with_tokens.first(), with_tokens.last()].into_iter().flatten() {
+            for token in [0, self.case.query_lens[request] as usize - 1] {
+                checked.extend([(request, token, 0), (request, token, heads - 1)]);
+            }
+        }
+        for _ in 0..(rows as u64 * ORACLE_BUDGET / self.case.cost()).max(16) {
+            let request = with_tokens[random.below(with_tokens.len())];
+            checked.push((request, random.below(self.case.query_lens[request] as usize), random.below(heads)));
+        }
+        checked
+    }
+}
+
+/// The id of the pool's first page.
+fn first_page(case: &Case) -> u32 {
+    if case.pages == Pages::HighIds { HIGH_PAGE } else { 0 }
+}
+
+/// `page_begin`, page ids, and the pages of the pool: a third more than are owned, in any order.
+fn page_table(case: &Case) -> (Vec<u32>, Vec<u32>, usize) {
+    let page_size = case.config.page_size_tokens;
+    let spare = (case.pages == Pages::OneTooMany) as u32;
+    let counts: Vec<u32> = case.kv_lens.iter().map(|kv_len| kv_len.div_ceil(page_size) + spare).collect();
+    let owned = match case.pages {
+        Pages::Shared => counts.iter().copied().max().unwrap_or(0),
+        _ => counts.iter().sum(),
+    };
+    let pages = owned + owned / 3 + 1;
+    let mut free: Vec<u32> = (0..pages).collect();
+    Random::new(3).shuffle(&mut free);
+    let mut page_begin = vec![0];
+    let mut page_indices = Vec::new();
+    for &count in &counts {
+        match case.pages {
+            Pages::Shared => page_indices.extend_from_slice(&free[..count as usize]),
+            _ => page_indices.extend(free.drain(..count as usize)),
+        }
+        page_begin.push(page_indices.len() as u32);
+    }
+    (page_begin, page_indices, pages as usize)
+}
+
+fn for_each_cell(pages: usize, page_size: usize, heads: usize, mut visit: impl FnMut(usize, usize, usize)) {
+    for page in 0..pages {
+        for offset in 0..page_size {
+            for head in 0..heads {
+                visit(page, offset, head);
+            }
+        }
+    }
+}
