@@ -181,7 +181,7 @@ impl Attention {
             query_tokens: plan.query_tokens() as u64,
             page_index_len: table.page_index_len() as u64,
             workspace: workspace.address,
-            header: *plan.header(),
+            header: plan.header(),
         };
         self.planned = Some(planned);
         Ok(planned)
@@ -259,7 +259,8 @@ impl Attention {
     ) -> Result<(AttendParameters, MergeParameters), Error> {
         let config = &self.config;
         let Run { q, cache, page_indices, out, lse } = arguments;
-        for (tensor, dtype) in [("q", q.dtype), ("out", out.dtype), ("cache.k", cache.k.dtype), ("cache.v", cache.v.dtype)]
+        for (tensor, dtype) in
+            [("q", q.dtype), ("out", out.dtype), ("cache.k", cache.k.dtype), ("cache.v", cache.v.dtype)]
         {
             is_dtype(tensor, dtype, config.dtype)?;
         }

@@ -99,9 +99,7 @@ impl Device {
                 Target::new(4 * rayon::current_num_threads() as u32, tile(head_dim, Family::Sm90a).tile_tokens())
             }
             #[cfg(feature = "cuda")]
-            Executor::Cuda(cuda) => {
-                Target::for_tile(cuda.properties().multiprocessors, tile(head_dim, cuda.family()))
-            }
+            Executor::Cuda(cuda) => Target::for_tile(cuda.properties().multiprocessors, tile(head_dim, cuda.family())),
         }
     }
 

@@ -5,6 +5,7 @@
 
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::parameters::{AppendParameters, MergeStatesParameters, PositionsParameters, RowsView};
+#[cfg(feature = "cuda")]
 use kernels_gpu::abi::tile::{APPEND_PIECES, APPEND_THREADS};
 
 use crate::Error;

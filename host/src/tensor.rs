@@ -204,8 +204,7 @@ pub struct CacheRows {
 impl CacheRows {
     /// A contiguous pool of `pages` pages for `config`, in either layout.
     pub fn contiguous(address: u64, pages: u64, layout: Layout, config: &AttentionConfig) -> CacheRows {
-        let (dim, heads, page) =
-            (config.head_dim as i64, config.kv_heads as i64, config.page_size_tokens as i64);
+        let (dim, heads, page) = (config.head_dim as i64, config.kv_heads as i64, config.page_size_tokens as i64);
         let (token_stride, head_stride) = match layout {
             Layout::Nhd => (heads * dim, dim),
             Layout::Hnd => (dim, page * dim),
@@ -393,12 +392,7 @@ impl AnyLse {
 /// The view of a tensor that is not there.
 pub(crate) const ABSENT: RowsView = RowsView { address: 0, token_stride_bytes: 0, head_stride_bytes: 0 };
 
-pub(crate) fn matches(
-    tensor: &'static str,
-    field: &'static str,
-    got: u64,
-    wanted: u64,
-) -> Result<(), ArgumentError> {
+pub(crate) fn matches(tensor: &'static str, field: &'static str, got: u64, wanted: u64) -> Result<(), ArgumentError> {
     if got == wanted { Ok(()) } else { Err(ArgumentError::Mismatch { tensor, field, got, wanted }) }
 }
 

@@ -56,7 +56,7 @@ mod device {
 
     use crate::abi::parameters::*;
     use crate::variant::{Standard, StandardParameters};
-    use crate::{append, attend, merge};
+    use crate::{append, attend, merge, stream};
 
     const HOPPER: bool = cfg!(target_feature = "sm_90a");
 
@@ -104,6 +104,18 @@ mod device {
         // SAFETY: the launcher passes what the body's contract asks for.
         unsafe { append::positions(p) }
     }
+
+    #[unsafe(no_mangle)]
+    unsafe extern "ptx-kernel" fn stream_read(p: StreamParameters) {
+        // SAFETY: the launcher passes what the body's contract asks for.
+        unsafe { stream::read(p) }
+    }
+
+    #[unsafe(no_mangle)]
+    unsafe extern "ptx-kernel" fn stream_copy(p: StreamParameters) {
+        // SAFETY: the launcher passes what the body's contract asks for.
+        unsafe { stream::copy(p) }
+    }
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -113,7 +125,7 @@ pub use host::KERNELS;
 mod host {
     use crate::abi::{
         manifest::{KernelEntry, LaunchBounds},
-        tile::{APPEND_THREADS, AttendTile, Family, MERGE_SHARED_BYTES, MERGE_THREADS},
+        tile::{APPEND_THREADS, AttendTile, Family, MERGE_SHARED_BYTES, MERGE_THREADS, STREAM_THREADS},
     };
 
     fn attend_bounds(head_dim: u32, family: Family) -> Option<LaunchBounds> {
@@ -132,6 +144,10 @@ mod host {
         Some(LaunchBounds { threads: APPEND_THREADS, blocks_per_multiprocessor: 2, shared_bytes: 0 })
     }
 
+    fn stream_bounds(_: Family) -> Option<LaunchBounds> {
+        Some(LaunchBounds { threads: STREAM_THREADS, blocks_per_multiprocessor: 2, shared_bytes: 0 })
+    }
+
     macro_rules! list {
         (
             attend { $($attend:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
@@ -146,6 +162,8 @@ mod host {
                 $(KernelEntry { symbol: stringify!($states), launch: merge_bounds, hot: true },)*
                 $(KernelEntry { symbol: stringify!($append), launch: append_bounds, hot: true },)*
                 KernelEntry { symbol: "positions", launch: append_bounds, hot: false },
+                KernelEntry { symbol: "stream_read", launch: stream_bounds, hot: true },
+                KernelEntry { symbol: "stream_copy", launch: stream_bounds, hot: true },
             ];
         };
     }
@@ -161,7 +179,7 @@ mod emulated {
 
     use crate::abi::{parameters::*, tile::Family};
     use crate::variant::{Standard, StandardParameters};
-    use crate::{append, attend, merge};
+    use crate::{append, attend, merge, stream};
 
     /// What a kernel is launched with.
     #[derive(Clone, Copy, Debug)]
@@ -176,6 +194,8 @@ mod emulated {
         Append(AppendParameters),
         /// For `positions`.
         Positions(PositionsParameters),
+        /// For `stream_*`.
+        Stream(StreamParameters),
     }
 
     macro_rules! bodies {
@@ -207,6 +227,8 @@ mod emulated {
                         $((stringify!($states), Parameters::MergeStates(p), _) => merge::merge_states::<$values>(p),)*
                         $((stringify!($append), Parameters::Append(p), _) => append::append::<$source, $cache>(p),)*
                         ("positions", Parameters::Positions(p), _) => append::positions(p),
+                        ("stream_read", Parameters::Stream(p), _) => stream::read(p),
+                        ("stream_copy", Parameters::Stream(p), _) => stream::copy(p),
                         _ => return None,
                     }
                 }

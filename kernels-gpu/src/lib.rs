@@ -18,6 +18,8 @@ pub mod merge;
 #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
 pub mod softmax;
 #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+pub mod stream;
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
 pub mod tile;
 
 pub mod entries;

@@ -403,6 +403,14 @@ impl Stream {
         call!(cuMemcpyHtoDAsync_v2(destination, source.as_ptr().cast(), source.len(), self.handle()))
     }
 
+    /// Copies between two places of device memory.
+    ///
+    /// # Safety
+    /// Both ranges are live and do not overlap.
+    pub unsafe fn copy(self, destination: u64, source: u64, bytes: usize) -> Result<(), DriverError> {
+        call!(cuMemcpyDtoDAsync_v2(destination, source, bytes, self.handle()))
+    }
+
     /// Starts recording the stream's work into a graph.
     pub fn begin_capture(self) -> Result<(), DriverError> {
         use sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as MODE;
@@ -513,10 +521,7 @@ pub enum Owner {
 pub fn owner(address: u64) -> Result<Owner, DriverError> {
     use sys::CUpointer_attribute_enum as Attribute;
     let (mut kind, mut ordinal) = (0u32, -1i32);
-    let mut attributes = [
-        Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-        Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-    ];
+    let mut attributes = [Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL];
     let mut values = [(&raw mut kind).cast::<c_void>(), (&raw mut ordinal).cast::<c_void>()];
     call!(cuPointerGetAttributes(2, attributes.as_mut_ptr(), values.as_mut_ptr(), address))?;
     Ok(match (kind, ordinal) {

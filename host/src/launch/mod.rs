@@ -8,7 +8,8 @@ use std::ffi::c_void;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use kernels_gpu::abi::tile::Family;
+use kernels_gpu::abi::parameters::StreamParameters;
+use kernels_gpu::abi::tile::{Family, STREAM_GROUP_PIECES};
 
 use crate::driver::{self, Context, DeviceProperties, DriverError, Function, Owner, Stream};
 use crate::tensor::ArgumentError;
@@ -84,10 +85,10 @@ impl Cuda {
         if let Some(function) = functions.get(symbol) {
             return Ok(*function);
         }
-        let record = self.bundle.kernel(symbol, self.family).ok_or_else(|| DriverError::NoSuchKernel {
-            symbol: symbol.to_owned(),
-            family: self.family.name(),
-        })?;
+        let record = self
+            .bundle
+            .kernel(symbol, self.family)
+            .ok_or_else(|| DriverError::NoSuchKernel { symbol: symbol.to_owned(), family: self.family.name() })?;
         let (threads, shared_bytes) = (record.launch.threads, record.launch.shared_bytes);
         if shared_bytes > self.properties.shared_bytes_per_block {
             return Err(DriverError::SharedMemory {
@@ -136,12 +137,30 @@ impl Cuda {
         second: &Q,
     ) -> Result<(), Error> {
         self.context.bind()?;
-        let mut pointers = [
-            (&raw const *first).cast_mut().cast::<c_void>(),
-            (&raw const *second).cast_mut().cast::<c_void>(),
-        ];
+        let mut pointers =
+            [(&raw const *first).cast_mut().cast::<c_void>(), (&raw const *second).cast_mut().cast::<c_void>()];
         // SAFETY: the caller's contract is this function's own.
         Ok(unsafe { function.launch(stream, blocks, self.overlap(), &mut pointers) }?)
+    }
+
+    /// Reads (or, with `destination`, copies) `bytes` bytes with the plain stream kernels: the ceilings that the GPU
+    /// suite compares with. `bytes` is a multiple of 64 KiB.
+    ///
+    /// # Safety
+    /// Both ranges are live memory of this device.
+    pub unsafe fn stream(
+        &self,
+        source: u64,
+        destination: Option<u64>,
+        bytes: u64,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let function = self.function(if destination.is_some() { "stream_copy" } else { "stream_read" })?;
+        let pieces = bytes / 16;
+        let parameters = StreamParameters { source, destination: destination.unwrap_or(source), pieces };
+        let groups = pieces.div_ceil(STREAM_GROUP_PIECES as u64);
+        // SAFETY: the caller's contract; whole groups, by the multiple.
+        unsafe { self.launch(&function, stream, groups.min(1 << 20) as u32, &parameters) }
     }
 
     /// Refuses addresses that are not this device's memory. Each address is asked for once.
@@ -164,14 +183,21 @@ impl Cuda {
                 Ok(Owner::Host) => "pinned host memory".to_owned(),
                 Ok(Owner::Unknown) | Err(_) => "not memory the CUDA driver knows".to_owned(),
             };
-            return Err(ArgumentError::ForeignMemory { tensor, address, found, wanted: format!("cuda:{ordinal}") }.into());
+            return Err(
+                ArgumentError::ForeignMemory { tensor, address, found, wanted: format!("cuda:{ordinal}") }.into()
+            );
         }
         Ok(())
     }
 
     /// Every kernel the bundle holds for this device, by symbol.
     pub fn kernels(&self) -> impl Iterator<Item = &str> {
-        self.bundle.manifest().kernels.iter().filter(|record| record.family == self.family).map(|record| record.symbol.as_str())
+        self.bundle
+            .manifest()
+            .kernels
+            .iter()
+            .filter(|record| record.family == self.family)
+            .map(|record| record.symbol.as_str())
     }
 }
 

@@ -186,6 +186,19 @@ pub struct PositionsParameters {
     pub tokens: u32,
 }
 
+/// Parameters of the plain streams that measure the ceilings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct StreamParameters {
+    /// What is read.
+    pub source: u64,
+    /// What is written.
+    pub destination: u64,
+    /// 16-byte pieces, a multiple of [`STREAM_GROUP_PIECES`](super::tile::STREAM_GROUP_PIECES).
+    pub pieces: u64,
+}
+
 const _: () = {
     assert!(size_of::<CacheView>() == 32);
     assert!(size_of::<RowsView>() == 24);
@@ -194,4 +207,5 @@ const _: () = {
     assert!(size_of::<MergeStatesParameters>() == 4 * 24 + 4 * 8 + 8 + 12 + 12);
     assert!(size_of::<AppendParameters>() == 2 * 24 + 2 * 32 + 5 * 8 + 8 + 36 + 4);
     assert!(size_of::<PositionsParameters>() == 40);
+    assert!(size_of::<StreamParameters>() == 24);
 };

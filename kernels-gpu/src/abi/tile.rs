@@ -42,6 +42,10 @@ pub const MERGE_SHARED_BYTES: u32 = MERGE_THREADS / 32 * (512 + 1) * 4;
 pub const APPEND_THREADS: u32 = 256;
 /// 16-byte pieces of K and of V an append thread copies, their loads in flight together.
 pub const APPEND_PIECES: u32 = 4;
+/// Threads of a stream block.
+pub const STREAM_THREADS: u32 = 512;
+/// 16-byte pieces a stream block takes at a time: eight a thread.
+pub const STREAM_GROUP_PIECES: u32 = 8 * STREAM_THREADS;
 
 impl AttendTile {
     /// The row of the table, or `None` where no kernel is built.

@@ -1,0 +1,78 @@
+//! Cases as data: one JSON object a line.
+//!
+//! Lengths are written as runs, `512x63,100000` for sixty-three of 512 and one of 100,000.
+
+use serde::Deserialize;
+
+use super::Failure;
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct Case {
+    pub section: String,
+    pub case: String,
+    pub query_heads: u32,
+    pub kv_heads: u32,
+    pub head_dim: u32,
+    pub page_size: u32,
+    #[serde(default = "bf16")]
+    pub kv_dtype: String,
+    #[serde(default)]
+    pub kv_lens: String,
+    #[serde(default)]
+    pub query_lens: String,
+    #[serde(default)]
+    pub tokens: u32,
+    #[serde(default)]
+    pub batch: u32,
+}
+
+fn bf16() -> String {
+    "bf16".to_owned()
+}
+
+/// Reads a file of cases; blank lines are skipped.
+pub fn parse(text: &str) -> Result<Vec<Case>, Failure> {
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    lines.map(|(i, line)| serde_json::from_str(line).map_err(|e| format!("case on line {}: {e}", i + 1).into())).collect()
+}
+
+impl Case {
+    pub fn kv_lens(&self) -> Result<Vec<u32>, Failure> {
+        lengths(&self.kv_lens)
+    }
+
+    pub fn query_lens(&self) -> Result<Vec<u32>, Failure> {
+        lengths(&self.query_lens)
+    }
+}
+
+/// `512x63,100000` as 64 numbers.
+pub fn lengths(text: &str) -> Result<Vec<u32>, Failure> {
+    let mut lengths = Vec::new();
+    for run in text.split(',').filter(|run| !run.is_empty()) {
+        let (length, count) = run.split_once('x').unwrap_or((run, "1"));
+        let (length, count): (u32, usize) = (length.trim().parse()?, count.trim().parse()?);
+        lengths.extend(std::iter::repeat_n(length, count));
+    }
+    Ok(lengths)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_spelt_out() {
+        assert_eq!(lengths("512x3,7,1x2").unwrap(), [512, 512, 512, 7, 1, 1]);
+        assert_eq!(lengths("").unwrap(), []);
+        assert!(lengths("a").is_err());
+    }
+
+    #[test]
+    fn the_committed_cases_parse() {
+        let cases = parse(super::super::SERVING).unwrap();
+        assert!(cases.iter().all(|case| case.kv_lens().unwrap().len() == case.query_lens().unwrap().len()));
+        let skewed = cases.iter().find(|case| case.case.starts_with("32/8/128 p16 bf16 skew")).unwrap();
+        assert_eq!(skewed.kv_lens().unwrap().iter().sum::<u32>(), 63 * 512 + 100_000);
+    }
+}

@@ -1,0 +1,325 @@
+//! What each section does with a case.
+
+use half::bf16;
+use oxattn::operators::{Append, Destination, append};
+use oxattn::oracle;
+use oxattn::{
+    Attention, AttentionConfig, DType, Layout, Limits, Lse2, PageIndices, PageTable, PagedCache, QueryLengths, Rows, Run,
+    SplitMode, Stream, Workspace,
+};
+
+use super::case::Case;
+use super::lab::{Lab, Random};
+use super::{Failure, Row, blank};
+
+/// Bytes of cache that the calls of a graph rotate over: several times the L2 cache.
+const ROTATED_BYTES: u64 = 1 << 30;
+/// Sets of inputs at most.
+const MOST_SETS: u64 = 64;
+/// Above this, a case's error against the oracle is a wrong answer (bf16 outputs).
+const TOLERANCE: f64 = 4e-3;
+const LSE_TOLERANCE: f64 = 2e-4;
+
+/// The rows of a case; a failure becomes a row that says so.
+pub fn run(lab: &Lab, case: &Case) -> Vec<Row> {
+    let result = match case.section.as_str() {
+        _ if case.kv_dtype != "bf16" => Err(format!("kv_dtype {} is not supported; bf16 is", case.kv_dtype).into()),
+        "decode" | "replay" => attention(lab, case),
+        "append_kv" => appending(lab, case),
+        "plan" => planning(lab, case),
+        other => Err(format!("section {other} is not supported; decode, replay, append_kv and plan are").into()),
+    };
+    result.unwrap_or_else(|error: Failure| {
+        let unsupported = case.kv_dtype != "bf16";
+        vec![Row { ok: unsupported, error: Some(error.to_string()), ..blank(case, "oxattn") }]
+    })
+}
+
+fn config(case: &Case) -> AttentionConfig {
+    AttentionConfig::new(case.query_heads, case.kv_heads, case.head_dim, case.page_size)
+}
+
+/// A batch's page table: where each request's page ids begin, and the ids.
+struct Pages {
+    begin: Vec<u32>,
+    ids: Vec<u32>,
+    pool: u32,
+}
+
+impl Pages {
+    fn shuffled(kv_lens: &[u32], page_size: u32) -> Pages {
+        let mut begin = vec![0];
+        for length in kv_lens {
+            begin.push(begin[begin.len() - 1] + length.div_ceil(page_size));
+        }
+        let pool = begin[begin.len() - 1];
+        Pages { begin, ids: Random(7).shuffled(pool), pool }
+    }
+}
+
+fn indptr(lengths: &[u32]) -> Vec<u32> {
+    let mut begin = vec![0];
+    begin.extend(lengths.iter().scan(0, |sum, length| {
+        *sum += length;
+        Some(*sum)
+    }));
+    begin
+}
+
+fn limits(kv_lens: &[u32], query_lens: &[u32]) -> Limits {
+    Limits {
+        max_requests: kv_lens.len() as u32,
+        max_query_tokens: query_lens.iter().sum(),
+        max_kv_len_tokens: kv_lens.iter().copied().max().unwrap_or(1),
+        max_kv_tokens: kv_lens.iter().map(|length| *length as u64).sum(),
+    }
+}
+
+fn attention(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
+    let skewed = case.case.contains("skew");
+    let mut rows = vec![attention_in(lab, case, SplitMode::Balanced, "oxattn")?];
+    if skewed {
+        rows.push(attention_in(lab, case, SplitMode::Unsplit, "oxattn-unsplit")?);
+    }
+    Ok(rows)
+}
+
+fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str) -> Result<Row, Failure> {
+    let config = config(case);
+    let (kv_lens, query_lens) = (case.kv_lens()?, case.query_lens()?);
+    let query_begin = indptr(&query_lens);
+    let tokens = query_begin[query_lens.len()] as u64;
+    let pages = Pages::shuffled(&kv_lens, case.page_size);
+    let (heads, dim) = (config.query_heads as u64, config.head_dim as u64);
+    let pool_elements = pages.pool as u64 * (config.page_size_tokens * config.kv_heads) as u64 * dim;
+    let kv_tokens: u64 = kv_lens.iter().map(|length| *length as u64).sum();
+    let row_bytes = dim * 2;
+    let kv_bytes = kv_tokens * config.kv_heads as u64 * row_bytes * 2;
+    let sets = (ROTATED_BYTES / kv_bytes.max(1)).clamp(1, MOST_SETS) as usize;
+
+    let caches = (0..sets)
+        .map(|_| Ok((lab.random(pool_elements, 0)?, lab.random(pool_elements, 1)?)))
+        .collect::<Result<Vec<_>, Failure>>()?;
+    let q = lab.random(tokens * heads * dim, 1)?;
+    let out = lab.device.allocate((tokens * heads * row_bytes) as usize)?;
+    let lse = lab.device.allocate((tokens * heads * 4) as usize)?;
+    let page_ids = lab.device.upload(&pages.ids)?;
+    let mut attention = Attention::for_graphs(&lab.device, config, mode, limits(&kv_lens, &query_lens))?;
+    let memory = lab.device.allocate(attention.workspace_bytes() as usize)?;
+    // SAFETY: the buffer is live and used for nothing else.
+    let mut workspace = unsafe { Workspace::new(memory.address(), memory.bytes() as u64) };
+    let table = PageTable::csr(case.page_size, &pages.begin, &kv_lens)?;
+    let planned = attention.plan(&table, QueryLengths::indptr(&query_begin)?, &mut workspace, lab.stream)?;
+    let plan = attention.latest_plan().ok_or("no plan")?;
+    let (items, merge_rows) = (plan.header().items, plan.header().merge_rows);
+    let balance = plan.balance().efficiency();
+
+    let arguments = |set: usize| Run {
+        q: Rows::contiguous(q.address(), DType::Bf16, tokens, config.query_heads, config.head_dim),
+        cache: PagedCache::separate(
+            caches[set].0.address(),
+            caches[set].1.address(),
+            pages.pool as u64,
+            Layout::Nhd,
+            &config,
+        ),
+        page_indices: PageIndices { address: page_ids.address(), len: pages.ids.len() as u64 },
+        out: Rows::contiguous(out.address(), DType::Bf16, tokens, config.query_heads, config.head_dim),
+        lse: Some(Lse2::contiguous(lse.address(), tokens, config.query_heads).into()),
+    };
+    let workspace = std::cell::RefCell::new(workspace);
+    let call = |set: usize| -> Result<(), Failure> {
+        // SAFETY: all tensors are live until the lab has synchronised, and page ids are below the pool's pages.
+        Ok(unsafe { attention.run(&planned, &arguments(set), &mut workspace.borrow_mut(), lab.stream)? })
+    };
+
+    out.fill(0xff)?;
+    lse.fill(0xff)?;
+    call(sets - 1)?;
+    let answer = Answer { out: out.download()?, lse: lse.download()? };
+    let (rel_err, lse_err) = check(lab, &config, &pages, &kv_lens, &query_lens, &query_begin, &answer);
+    let ok = rel_err < TOLERANCE && lse_err < LSE_TOLERANCE;
+
+    let timing = lab.time(sets, &call)?;
+    let us_cold = if timing.median < 2000.0 { Some(lab.time_cold(sets, &call)?) } else { None };
+    let bytes = kv_bytes + 2 * tokens * heads * row_bytes;
+    let gbps = bytes as f64 / timing.median / 1e3;
+    Ok(Row {
+        us: Some(timing.median),
+        us_lo: Some(timing.low),
+        us_hi: Some(timing.high),
+        us_cold,
+        bytes: Some(bytes),
+        gbps: Some(gbps),
+        of_ceiling: Some(gbps / lab.read_gbps),
+        rel_err: Some(rel_err),
+        lse_err: Some(lse_err),
+        items: Some(items),
+        merge_rows: Some(merge_rows),
+        balance: Some(balance),
+        ok,
+        ..blank(case, peer)
+    })
+}
+
+struct Answer {
+    out: Vec<bf16>,
+    lse: Vec<f32>,
+}
+
+/// Relative L2 error of the outputs and absolute error of the LSE, over rows of the first, last, middle and longest
+/// request.
+fn check(
+    lab: &Lab,
+    config: &AttentionConfig,
+    pages: &Pages,
+    kv_lens: &[u32],
+    query_lens: &[u32],
+    query_begin: &[u32],
+    answer: &Answer,
+) -> (f64, f64) {
+    let (heads, kv_heads, dim) = (config.query_heads as u64, config.kv_heads as u64, config.head_dim as u64);
+    let longest = (0..kv_lens.len()).max_by_key(|i| kv_lens[*i]).unwrap_or(0);
+    let (mut difference, mut norm, mut lse_error) = (0.0, 0.0, 0f64);
+    let last = kv_lens.len() - 1;
+    for (request, head) in [(0, 0), (last, heads - 1), (last / 2, heads / 3), (longest, heads / 2)] {
+        let cache_row = |position: usize, kv_head: usize, which: usize| -> Vec<f64> {
+            let page = pages.ids[pages.begin[request] as usize + position / config.page_size_tokens as usize] as u64;
+            let slot = page * config.page_size_tokens as u64 + position as u64 % config.page_size_tokens as u64;
+            let begin = (slot * kv_heads + kv_head as u64) * dim;
+            (begin..begin + dim).map(|i| lab.value(i, which)).collect()
+        };
+        let row_of = |token: usize, head: u64| (query_begin[request] as u64 + token as u64) * heads + head;
+        let oracle = oracle::Request {
+            query_len: query_lens[request] as usize,
+            kv_len: kv_lens[request] as usize,
+            group: config.group() as usize,
+            softmax_scale: config.softmax_scale as f64,
+            causal: config.causal,
+            q: &|token, head| {
+                let begin = row_of(token, head as u64) * dim;
+                (begin..begin + dim).map(|i| lab.value(i, 1)).collect()
+            },
+            k: &|position, kv_head| cache_row(position, kv_head, 0),
+            v: &|position, kv_head| cache_row(position, kv_head, 1),
+        };
+        let token = query_lens[request] as usize - 1;
+        let expected = oracle.attend(token, head as usize);
+        let row = row_of(token, head) as usize;
+        let got = &answer.out[row * dim as usize..(row + 1) * dim as usize];
+        for (got, expected) in got.iter().zip(&expected.out) {
+            difference += (got.to_f64() - expected).powi(2);
+            norm += expected.powi(2);
+        }
+        let error = (answer.lse[row] as f64 - expected.lse2()).abs();
+        lse_error = if error.is_nan() { f64::INFINITY } else { lse_error.max(error) };
+    }
+    let relative = (difference / norm).sqrt();
+    (if relative.is_nan() { f64::INFINITY } else { relative }, lse_error)
+}
+
+fn appending(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
+    let config = config(case);
+    let (tokens, batch) = (case.tokens, case.batch);
+    let per_request = tokens / batch;
+    let kv_lens = vec![per_request; batch as usize];
+    let pages = Pages::shuffled(&kv_lens, case.page_size);
+    let dim = config.head_dim as u64;
+    let new_elements = tokens as u64 * config.kv_heads as u64 * dim;
+    let pool_elements = pages.pool as u64 * (config.page_size_tokens * config.kv_heads) as u64 * dim;
+    let sets = (ROTATED_BYTES / (pool_elements * 4)).clamp(1, MOST_SETS) as usize;
+    let new = (0..sets)
+        .map(|_| Ok((lab.random(new_elements, 0)?, lab.random(new_elements, 1)?)))
+        .collect::<Result<Vec<_>, Failure>>()?;
+    let caches = (0..sets)
+        .map(|_| {
+            let bytes = (pool_elements * 2) as usize;
+            Ok((lab.device.allocate(bytes)?, lab.device.allocate(bytes)?))
+        })
+        .collect::<Result<Vec<_>, Failure>>()?;
+    let requests: Vec<i32> = (0..tokens as i32).map(|token| token / per_request as i32).collect();
+    let positions: Vec<i32> = (0..tokens as i32).map(|token| token % per_request as i32).collect();
+    let (requests, positions) = (lab.device.upload(&requests)?, lab.device.upload(&positions)?);
+    let (page_begin, page_ids) = (lab.device.upload(&pages.begin)?, lab.device.upload(&pages.ids)?);
+    let call = |set: usize| -> Result<(), Failure> {
+        let rows = |address| Rows::contiguous(address, DType::Bf16, tokens as u64, config.kv_heads, config.head_dim);
+        let arguments = Append {
+            k: rows(new[set].0.address()),
+            v: rows(new[set].1.address()),
+            cache: PagedCache::separate(
+                caches[set].0.address(),
+                caches[set].1.address(),
+                pages.pool as u64,
+                Layout::Nhd,
+                &config,
+            ),
+            destination: Destination::Positions {
+                requests: requests.address(),
+                positions: positions.address(),
+                page_begin: page_begin.address(),
+                page_indices: PageIndices { address: page_ids.address(), len: pages.ids.len() as u64 },
+            },
+        };
+        // SAFETY: all tensors are live until the lab has synchronised; every position has its own slot.
+        Ok(unsafe { append(&lab.device, &config, &arguments, lab.stream)? })
+    };
+    call(sets - 1)?;
+    let stored: Vec<bf16> = caches[sets - 1].1.download()?;
+    let row_elements = config.kv_heads as u64 * dim;
+    let mut wrong = 0;
+    for token in 0..tokens as u64 {
+        let (request, position) = (token / per_request as u64, token % per_request as u64);
+        let page = pages.ids[(pages.begin[request as usize] as u64 + position / case.page_size as u64) as usize] as u64;
+        let slot = page * case.page_size as u64 + position % case.page_size as u64;
+        for i in 0..row_elements {
+            let got = stored[(slot * row_elements + i) as usize].to_f64();
+            wrong += (got != lab.value(token * row_elements + i, 1)) as u64;
+        }
+    }
+    let timing = lab.time(sets, &call)?;
+    let us_cold = lab.time_cold(sets, &call)?;
+    let bytes = new_elements * 2 * 2 * 2;
+    let gbps = bytes as f64 / timing.median / 1e3;
+    Ok(vec![Row {
+        us: Some(timing.median),
+        us_lo: Some(timing.low),
+        us_hi: Some(timing.high),
+        us_cold: Some(us_cold),
+        bytes: Some(bytes),
+        gbps: Some(gbps),
+        of_ceiling: Some(gbps / lab.copy_gbps),
+        ok: wrong == 0,
+        ..blank(case, "oxattn")
+    }])
+}
+
+fn planning(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
+    let config = config(case);
+    let (kv_lens, query_lens) = (case.kv_lens()?, case.query_lens()?);
+    let query_begin = indptr(&query_lens);
+    let begin = indptr(&kv_lens.iter().map(|length| length.div_ceil(case.page_size)).collect::<Vec<_>>());
+    let mut attention =
+        Attention::new(&lab.device, config, SplitMode::Balanced, limits(&kv_lens, &query_lens))?;
+    let memory = lab.device.allocate(attention.workspace_bytes() as usize)?;
+    // SAFETY: the buffer is live and used for nothing else.
+    let mut workspace = unsafe { Workspace::new(memory.address(), memory.bytes() as u64) };
+    let (mut returned, mut idle) = (Vec::new(), Vec::new());
+    for _ in 0..300 {
+        lab.device.synchronize()?;
+        let started = std::time::Instant::now();
+        let table = PageTable::csr(case.page_size, &begin, &kv_lens)?;
+        attention.plan(&table, QueryLengths::indptr(&query_begin)?, &mut workspace, lab.stream)?;
+        returned.push(started.elapsed().as_secs_f64() * 1e6);
+        Stream::synchronize(lab.stream)?;
+        idle.push(started.elapsed().as_secs_f64() * 1e6);
+    }
+    let median = |mut times: Vec<f64>| {
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 2]
+    };
+    let plan = attention.latest_plan().ok_or("no plan")?;
+    let (items, merge_rows) = (plan.header().items, plan.header().merge_rows);
+    let balance = plan.balance().efficiency();
+    let row = Row { items: Some(items), merge_rows: Some(merge_rows), balance: Some(balance), ..blank(case, "oxattn") };
+    Ok(vec![Row { us: Some(median(returned)), us_until_idle: Some(median(idle)), ..row }])
+}
