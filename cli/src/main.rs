@@ -6,6 +6,7 @@
 
 mod arguments;
 mod engine;
+mod info;
 mod plan;
 mod replay;
 mod serve;
@@ -27,12 +28,14 @@ struct Arguments {
 enum Command {
     Replay(replay::Arguments),
     Plan(plan::Arguments),
+    Info(info::Arguments),
 }
 
 fn main() -> ExitCode {
     let result: Result<(), Box<dyn std::error::Error>> = match Arguments::parse().command {
         Command::Replay(arguments) => replay::run(&arguments).map_err(Into::into),
         Command::Plan(arguments) => plan::run(&arguments).map_err(Into::into),
+        Command::Info(arguments) => info::run(&arguments).map_err(Into::into),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -62,8 +62,13 @@ pub struct Arguments {
 #[non_exhaustive]
 pub enum ReplayError {
     /// The trace was not read.
-    #[error(transparent)]
-    Trace(#[from] TraceError),
+    #[error("trace {}: {source}", path.display())]
+    Trace {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        source: TraceError,
+    },
     /// The trace cannot be served.
     #[error(transparent)]
     Serve(#[from] ServeError),
@@ -89,7 +94,8 @@ pub enum ReplayError {
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<(), ReplayError> {
-    let requests = trace::read(&arguments.trace)?;
+    let path = &arguments.trace;
+    let requests = trace::read(path).map_err(|source| ReplayError::Trace { path: path.clone(), source })?;
     let report = replay(&requests, arguments)?;
     if arguments.json {
         let text = serde_json::to_string_pretty(&report).map_err(std::io::Error::from)?;
