@@ -1,7 +1,9 @@
 use super::*;
 use clap::Parser;
 
+/// An option given again replaces the one before.
 #[derive(Parser)]
+#[command(args_override_self = true)]
 struct Command {
     #[command(flatten)]
     arguments: Arguments,
@@ -37,16 +39,7 @@ fn every_shape_and_mode_stays_within_tolerance() {
         "--query-heads 6 --kv-heads 2 --head-dim 96",
         "--seed 5 --batch 8",
     ] {
-        // clap takes the last of a repeated option only where it may be repeated, so drop the defaults it overrides.
-        let base: Vec<&str> = SMALL
-            .split("--")
-            .filter(|part| {
-                let name = part.split(' ').next().unwrap_or_default();
-                !part.is_empty() && !options.contains(&format!("--{name} "))
-            })
-            .collect();
-        let line = base.iter().map(|part| format!("--{part} ")).collect::<String>() + options;
-        let arguments = arguments(&line);
+        let arguments = arguments(&format!("{SMALL} {options}"));
         let report = replay(&requests(&LENGTHS), &arguments).unwrap();
         assert!(report.passed, "{options}: {report}");
         assert!(report.worst_error.is_some());
@@ -59,7 +52,7 @@ fn every_shape_and_mode_stays_within_tolerance() {
 #[test]
 fn figures_are_what_the_trace_says() {
     // Two requests at once: keys 6 + 4, then 7 + 9, then 10.
-    let line = SMALL.replace("--batch 3", "--batch 2") + " --layers 2";
+    let line = format!("{SMALL} --batch 2 --layers 2");
     let report = replay(&requests(&[(5, 2), (3, 1), (8, 2)]), &arguments(&line)).unwrap();
     assert_eq!((report.steps, report.tokens, report.layers), (3, 5, 2));
     // 36 keys of 2 heads of 64, K and V, 2 bytes, 2 layers.
@@ -72,7 +65,7 @@ fn figures_are_what_the_trace_says() {
 
 #[test]
 fn the_step_limit_ends_a_replay() {
-    let line = SMALL.replace("--steps 0", "--steps 2");
+    let line = format!("{SMALL} --steps 2");
     let report = replay(&requests(&LENGTHS), &arguments(&line)).unwrap();
     assert_eq!((report.steps, report.tokens), (2, 6));
     assert_eq!(report.requests_run, 3);
@@ -82,7 +75,7 @@ fn the_step_limit_ends_a_replay() {
 fn a_pool_too_small_for_a_request_and_a_wrong_shape_are_refused() {
     let error = replay(&requests(&LENGTHS), &arguments(&format!("{SMALL} --pages 9"))).unwrap_err();
     assert_eq!(error.to_string(), "request 4 of the trace needs 107 pages for its 1705 tokens; the pool has 9");
-    let error = replay(&requests(&LENGTHS), &arguments(&SMALL.replace("dim 64", "dim 65"))).unwrap_err();
+    let error = replay(&requests(&LENGTHS), &arguments(&format!("{SMALL} --head-dim 65"))).unwrap_err();
     assert!(error.to_string().starts_with("head_dim is 65; supported are"), "{error}");
     let error = replay(&requests(&LENGTHS), &arguments(&format!("{SMALL} --page-size 0"))).unwrap_err();
     assert_eq!(error.to_string(), "page_size_tokens is 0; it must be at least 1");
