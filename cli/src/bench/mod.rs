@@ -19,6 +19,7 @@ use lab::Lab;
 /// Sizes of the suite's own cases and the shapes engines serve.
 const SERVING: &str = include_str!("../../../benches/definitions/serving.jsonl");
 
+/// Time the GPU suite beside ceilings measured in the same run.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Cases, one JSON object a line.

@@ -1,8 +1,9 @@
 //! Draws a schedule: one lane a queue, one block a work item, in the order they run.
 //!
 //! In: the lanes, in tiles of KV. Out: an SVG document 1000 px wide. A request keeps its colour in every lane; an item
-//! that holds only a part of its rows' keys is hatched, since its result has to be merged with others. Two lines mark
-//! the fair share, which no schedule can beat, and the makespan, when the last queue ends.
+//! that holds only a part of its rows' keys is hatched, since its result has to be merged with others. After each item
+//! comes a blank as long as what an item costs besides its tiles, so that lengths are the planner's own loads. Two
+//! lines mark the fair share, which is the mean load, and the makespan, which is the largest.
 
 use crate::svg::{Anchor, Svg};
 use std::collections::BTreeMap;
@@ -26,6 +27,10 @@ pub struct Caption<'a> {
     pub subtitle: &'a str,
     /// KV lengths of the requests, for the tips under the pointer.
     pub kv_lens: &'a [u32],
+    /// What an item costs besides its tiles, in tiles.
+    pub item_cost_tiles: u64,
+    /// Keys of a tile.
+    pub tile_tokens: u32,
 }
 
 const WIDTH: f64 = 1000.0;
@@ -43,7 +48,8 @@ const LANES_HEIGHT: f64 = 560.0;
 pub fn schedule(lanes: &[Vec<Block>], caption: &Caption) -> String {
     let lane_height = (LANES_HEIGHT / lanes.len().max(1) as f64).clamp(2.0, 28.0);
     let lanes_height = lane_height * lanes.len() as f64;
-    let ends: Vec<u64> = lanes.iter().map(|lane| lane.iter().map(|block| block.tiles as u64).sum()).collect();
+    let ends: Vec<u64> =
+        lanes.iter().map(|lane| lane.iter().map(|block| block.tiles as u64 + caption.item_cost_tiles).sum()).collect();
     let makespan = ends.iter().copied().max().unwrap_or(0);
     let fair_share = ends.iter().sum::<u64>() as f64 / lanes.len().max(1) as f64;
     let scale = (WIDTH - LEFT - RIGHT) / (makespan.max(1) as f64 * 1.02);
@@ -53,7 +59,7 @@ pub fn schedule(lanes: &[Vec<Block>], caption: &Caption) -> String {
     let mut svg = Svg::new(WIDTH, bottom + BOTTOM, caption.title);
     svg.definitions(concat!(
         r#"<pattern id="split" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">"#,
-        r##"<rect width="1.6" height="5" fill="#000000" fill-opacity="0.3"/></pattern>"##
+        r##"<rect width="1.6" height="5" fill="#000000" fill-opacity="0.2"/></pattern>"##
     ));
     svg.text(LEFT, 26.0, 17.0, Anchor::Start, INK, caption.title);
     svg.text(LEFT, 46.0, 13.0, Anchor::Start, FAINT, caption.subtitle);
@@ -64,7 +70,11 @@ pub fn schedule(lanes: &[Vec<Block>], caption: &Caption) -> String {
         svg.line([x, TOP], [x, bottom + 5.0], "#dddddd", 1.0, "");
         svg.text(x, bottom + 20.0, 12.0, Anchor::Middle, FAINT, &thousands(tick));
     }
-    svg.text(LEFT, bottom + 38.0, 12.0, Anchor::Start, FAINT, "tiles of KV a queue has read");
+    let axis = format!(
+        "load of a queue in tiles of {} keys; an item costs {} more than its tiles",
+        caption.tile_tokens, caption.item_cost_tiles
+    );
+    svg.text(LEFT, bottom + 38.0, 12.0, Anchor::Start, FAINT, &axis);
 
     let gap = if lane_height > 6.0 { 1.0 } else { 0.0 };
     let mut requests: BTreeMap<u32, Vec<[f64; 4]>> = BTreeMap::new();
@@ -81,7 +91,7 @@ pub fn schedule(lanes: &[Vec<Block>], caption: &Caption) -> String {
             if block.split {
                 split.push(rect);
             }
-            tiles += block.tiles as u64;
+            tiles += block.tiles as u64 + caption.item_cost_tiles;
         }
     }
     for (&request, rects) in &requests {
@@ -201,7 +211,8 @@ mod tests {
     fn every_block_is_drawn_once_and_split_ones_are_hatched() {
         let block = |request, tiles, split| Block { request, tiles, split };
         let lanes = vec![vec![block(0, 4, false), block(1, 6, true)], vec![block(1, 6, true)], vec![]];
-        let caption = Caption { title: "a & b", subtitle: "", kv_lens: &[250, 700] };
+        let caption =
+            Caption { title: "a & b", subtitle: "", kv_lens: &[250, 700], item_cost_tiles: 2, tile_tokens: 64 };
         let document = schedule(&lanes, &caption);
         let rectangles = |tip: &str| {
             let line = document.lines().find(|line| line.contains(tip)).unwrap();
@@ -211,14 +222,14 @@ mod tests {
         assert_eq!(rectangles("<title>request 1: 700 keys, 2 items</title>"), 2);
         assert_eq!(rectangles("<title>split: "), 2);
         assert!(document.contains("a &amp; b"));
-        assert!(document.contains("makespan 10<"));
-        // 16 tiles over 3 queues.
-        assert!(document.contains("fair share 5.3<"));
+        // 4 + 2 and 6 + 2 in the first lane, 6 + 2 in the second, nothing in the third.
+        assert!(document.contains("makespan 14<"));
+        assert!(document.contains("fair share 7.3<"));
     }
 
     #[test]
     fn an_empty_schedule_is_a_picture_too() {
-        let caption = Caption { title: "", subtitle: "", kv_lens: &[] };
+        let caption = Caption { title: "", subtitle: "", kv_lens: &[], item_cost_tiles: 2, tile_tokens: 64 };
         for lanes in [vec![], vec![vec![]; 3]] {
             assert!(schedule(&lanes, &caption).ends_with("</svg>\n"));
         }

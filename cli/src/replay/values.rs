@@ -5,7 +5,7 @@
 //! page or slot shows.
 
 use half::{bf16, f16};
-use oxattn::config::DType;
+use oxattn::DType;
 
 /// Which tensor a row belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ mod mooncake;
 mod sharegpt;
 mod table;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The longest prompt or output a trace may name: eight times the longest context window in public use (2 Mi tokens),
 /// so that a corrupt number is refused before anything is sized by it.
@@ -36,13 +36,8 @@ pub struct Request {
 #[non_exhaustive]
 pub enum TraceError {
     /// The file could not be read.
-    #[error("cannot read the trace {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    #[error("the file cannot be read: {0}")]
+    Read(#[from] std::io::Error),
     /// The bytes are not text.
     #[error("line {line}: not UTF-8 text")]
     NotText {
@@ -50,7 +45,7 @@ pub enum TraceError {
         line: u64,
     },
     /// There is no request in the file.
-    #[error("the trace holds no request: {reason}")]
+    #[error("there is no request: {reason}")]
     Empty {
         /// What there is instead.
         reason: &'static str,
@@ -144,8 +139,7 @@ pub enum ValueReason {
 
 /// Reads the trace at `path`.
 pub fn read(path: &Path) -> Result<Vec<Request>, TraceError> {
-    let bytes = std::fs::read(path).map_err(|source| TraceError::Read { path: path.to_path_buf(), source })?;
-    parse(&bytes)
+    parse(&std::fs::read(path)?)
 }
 
 /// Reads a trace from the bytes of its file.

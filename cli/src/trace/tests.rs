@@ -43,10 +43,10 @@ fn refusals_name_the_line_the_column_and_the_reason() {
     let azure = |rows: &str| format!("arrival_ms,context_tokens,generated_tokens\n{rows}");
     let sharegpt = |rows: &str| format!("conversation,history_tokens,prompt_tokens,output_tokens\n{rows}");
     let cases: &[(String, &str)] = &[
-        ("".into(), "the trace holds no request: the file is empty"),
-        (" \n\n".into(), "the trace holds no request: the file is empty"),
-        (azure(""), "the trace holds no request: there is a header and no row"),
-        (sharegpt("\n"), "the trace holds no request: there is a header and no row"),
+        ("".into(), "there is no request: the file is empty"),
+        (" \n\n".into(), "there is no request: the file is empty"),
+        (azure(""), "there is no request: there is a header and no row"),
+        (sharegpt("\n"), "there is no request: there is a header and no row"),
         ("0,374,44\n".into(), "line 1: `0,374,44` starts no known trace format"),
         ("[{\"timestamp\":0}]\n".into(), "line 1: `[{\"timestamp\":0}]` starts no known trace format"),
         ("prompt_tokens,output_tokens\n1,2\n".into(), "line 1: `prompt_tokens,output_tokens` starts no known"),
@@ -134,9 +134,9 @@ fn a_long_first_line_is_cut_in_the_message() {
 }
 
 #[test]
-fn a_missing_file_is_named() {
+fn a_missing_file_is_refused() {
     let error = read(Path::new("no/such/trace.csv")).unwrap_err();
-    assert!(error.to_string().starts_with("cannot read the trace no/such/trace.csv: "), "{error}");
+    assert!(error.to_string().starts_with("the file cannot be read: "), "{error}");
 }
 
 #[test]

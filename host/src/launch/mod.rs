@@ -19,8 +19,8 @@ pub mod bundle;
 
 use bundle::Bundle;
 
-/// The kernels that ship with the crate.
-const EMBEDDED: &[u8] = include_bytes!("../../bundle/kernels.bundle");
+/// The kernels that ship with the crate: a [`Bundle`].
+pub const EMBEDDED: &[u8] = include_bytes!("../../bundle/kernels.bundle");
 
 /// Addresses whose owner was asked for already.
 const KNOWN_ADDRESSES: usize = 64;

@@ -1,0 +1,61 @@
+use super::*;
+use clap::Parser;
+
+#[derive(Parser)]
+struct Command {
+    #[command(flatten)]
+    arguments: Arguments,
+}
+
+fn arguments(line: &str) -> Arguments {
+    Command::try_parse_from(std::iter::once("plan").chain(line.split_whitespace())).unwrap().arguments
+}
+
+fn drawn(line: &str) -> String {
+    let arguments = arguments(line);
+    let mut planner = planner(&arguments).unwrap();
+    let kv_lens = &arguments.kv_lens.0;
+    let page_indptr = page_indptr(kv_lens, arguments.attention.page_size).unwrap();
+    let table = PageTable::csr(arguments.attention.page_size, &page_indptr, kv_lens).unwrap();
+    picture(planner.plan(&table, QueryLengths::uniform(arguments.query_len)).unwrap(), kv_lens)
+}
+
+#[test]
+fn the_long_request_of_a_skewed_batch_is_cut_and_drawn_as_such() {
+    let balanced = drawn("--kv-lens 512x63,100000");
+    assert!(balanced.contains("64 requests, 132,256 keys, 32/8 heads of 128: "));
+    assert!(balanced.contains(" items in 264 queues"));
+    assert!(balanced.contains("<title>split: "));
+    // 100,000 keys are 1563 tiles of 64 for one of eight KV heads, and an item costs 2: uncut, one queue reads them all.
+    let unsplit = drawn("--kv-lens 512x63,100000 --mode unsplit");
+    assert!(unsplit.contains("512 items in 264 queues"));
+    assert!(unsplit.contains("makespan 1,565<"));
+    assert!(!unsplit.contains("<title>split: "));
+}
+
+#[test]
+fn odd_batches_are_drawn_too() {
+    for line in
+        ["--kv-lens 0x3", "--kv-lens 5x0", "--kv-lens 1 --queues 1", "--kv-lens 3,700 --query-len 9 --head-dim 64"]
+    {
+        assert!(drawn(line).ends_with("</svg>\n"), "{line}");
+    }
+}
+
+#[test]
+fn what_cannot_be_planned_is_refused_with_the_field() {
+    for (line, message) in [
+        ("--kv-lens 5 --head-dim 100", "head_dim is 100; supported are"),
+        ("--kv-lens 5 --page-size 0", "page_size_tokens is 0"),
+        ("--kv-lens 5 --queues 0", "target.queues is 0"),
+        (
+            "--kv-lens 5x1000000 --query-len 5000",
+            "the batch has 5000000000 query tokens; supported are at most 4294967295",
+        ),
+    ] {
+        let error = planner(&arguments(line)).unwrap_err().to_string();
+        assert!(error.starts_with(message), "{line}: {error}");
+    }
+    let error = page_indptr(&[u32::MAX; 2], 1).unwrap_err().to_string();
+    assert_eq!(error, "the batch has 8589934590 pages; supported are at most 4294967295");
+}

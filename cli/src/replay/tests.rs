@@ -1,0 +1,109 @@
+use super::*;
+use clap::Parser;
+
+/// An option given again replaces the one before.
+#[derive(Parser)]
+#[command(args_override_self = true)]
+struct Command {
+    #[command(flatten)]
+    arguments: Arguments,
+}
+
+fn arguments(line: &str) -> Arguments {
+    Command::try_parse_from(["replay", "trace"].into_iter().chain(line.split_whitespace())).unwrap().arguments
+}
+
+fn requests(lengths: &[(u32, u32)]) -> Vec<Request> {
+    lengths
+        .iter()
+        .map(|&(prompt_tokens, output_tokens)| Request { arrival_ms: None, prompt_tokens, output_tokens })
+        .collect()
+}
+
+const SMALL: &str = "--device cpu --query-heads 4 --kv-heads 2 --head-dim 64 --batch 3 --steps 0 --check-rows 4";
+
+/// Prompts about the borders of pages (16) and tiles (64), and one long enough to be cut.
+const LENGTHS: [(u32, u32); 8] = [(1, 3), (15, 4), (16, 2), (17, 9), (1700, 5), (63, 2), (64, 3), (130, 1)];
+
+#[test]
+fn every_shape_and_mode_stays_within_tolerance() {
+    for options in [
+        "",
+        "--layers 3",
+        "--mode batch-invariant",
+        "--mode fixed:64",
+        "--mode unsplit",
+        "--dtype f16",
+        "--page-size 1",
+        "--page-size 7 --layers 2",
+        "--query-heads 6 --kv-heads 2 --head-dim 96",
+        "--seed 5 --batch 8",
+    ] {
+        let arguments = arguments(&format!("{SMALL} {options}"));
+        let report = replay(&requests(&LENGTHS), &arguments).unwrap();
+        assert!(report.passed, "{options}: {report}");
+        assert!(report.worst_error.is_some());
+        assert_eq!(report.tokens, 29, "{options}");
+        assert_eq!((report.requests_run, report.requests_in_trace), (8, 8));
+        assert_eq!(report.checked_rows, 4 * report.steps, "{options}");
+    }
+}
+
+#[test]
+fn figures_are_what_the_trace_says() {
+    // Two requests at once: keys 6 + 4, then 7 + 9, then 10.
+    let line = format!("{SMALL} --batch 2 --layers 2");
+    let report = replay(&requests(&[(5, 2), (3, 1), (8, 2)]), &arguments(&line)).unwrap();
+    assert_eq!((report.steps, report.tokens, report.layers), (3, 5, 2));
+    // 36 keys of 2 heads of 64, K and V, 2 bytes, 2 layers.
+    assert_eq!(report.kv_bytes, 36 * 2 * 64 * 2 * 2 * 2);
+    assert_eq!((report.batch.median, report.batch.max), (2.0, 2.0));
+    // Longest over mean: 6 / 5, 9 / 8, 1.
+    assert_eq!(report.skew.max, 1.2);
+    assert_eq!(report.pages, 2);
+}
+
+#[test]
+fn the_step_limit_ends_a_replay() {
+    let line = format!("{SMALL} --steps 2");
+    let report = replay(&requests(&LENGTHS), &arguments(&line)).unwrap();
+    assert_eq!((report.steps, report.tokens), (2, 6));
+    assert_eq!(report.requests_run, 3);
+}
+
+#[test]
+fn a_pool_too_small_for_a_request_and_a_wrong_shape_are_refused() {
+    let error = replay(&requests(&LENGTHS), &arguments(&format!("{SMALL} --pages 9"))).unwrap_err();
+    assert_eq!(error.to_string(), "request 4 of the trace needs 107 pages for its 1705 tokens; the pool has 9");
+    let error = replay(&requests(&LENGTHS), &arguments(&format!("{SMALL} --head-dim 65"))).unwrap_err();
+    assert!(error.to_string().starts_with("head_dim is 65; supported are"), "{error}");
+    let error = replay(&requests(&LENGTHS), &arguments(&format!("{SMALL} --page-size 0"))).unwrap_err();
+    assert_eq!(error.to_string(), "page_size_tokens is 0; it must be at least 1");
+}
+
+#[test]
+fn text_and_json_hold_the_same_figures() {
+    let report = replay(&requests(&LENGTHS), &arguments(SMALL)).unwrap();
+    let text = report.to_string();
+    for name in ["device", "mode", "steps", "plan", "append", "run", "KV read", "balance", "error"] {
+        assert!(text.lines().any(|line| line.starts_with(name)), "{name} is missing in\n{text}");
+    }
+    let json: serde_json::Value = serde_json::to_value(&report).unwrap();
+    assert_eq!(json["tokens"], 29);
+    assert_eq!(json["passed"], true);
+    assert!(json["plan_us"]["p99"].is_number() && json["worst_error"].is_number());
+}
+
+#[test]
+fn a_row_past_the_tolerance_fails_the_command() {
+    assert_eq!(tolerance(DType::Bf16), 4e-3);
+    assert_eq!(tolerance(DType::F16), 5e-4);
+    let mut report = replay(&requests(&[(5, 1)]), &arguments(SMALL)).unwrap();
+    assert!(outcome(&report, DType::Bf16).is_ok());
+    (report.worst_error, report.passed) = (Some(f64::NAN), false);
+    let error = outcome(&report, DType::Bf16).unwrap_err().to_string();
+    assert!(
+        error.starts_with("the worst relative L2 error, NaN, is past the tolerance of 4e-3 for bf16: step 0"),
+        "{error}"
+    );
+}
