@@ -175,6 +175,15 @@ fn check_balance(plan: &Plan, requests: &[Request]) {
     assert!(balance.max <= allowed, "max {} least {least} queues {}", balance.max, target.queues);
 }
 
+/// Pieces dealt to the least loaded queue: the mean and one longest piece, to 1/512 of it.
+fn check_spread(plan: &Plan) {
+    let balance = plan.balance();
+    let tiles =
+        |item: &WorkItem| (item.kv_end_tokens - item.kv_begin_tokens).div_ceil(plan.target().tile_tokens) as u64;
+    let longest = plan.items().iter().map(|item| tiles(item) + ITEM_COST_TILES).max().unwrap_or(0);
+    assert!(balance.max as f64 <= balance.mean + (longest + longest / 512) as f64, "{balance:?}");
+}
+
 fn modes() -> impl Strategy<Value = SplitMode> {
     prop_oneof![
         3 => Just(SplitMode::Balanced),
@@ -216,6 +225,8 @@ proptest! {
         check(plan, &requests);
         if mode == SplitMode::Balanced {
             check_balance(plan, &requests);
+        } else {
+            check_spread(plan);
         }
     }
 
@@ -356,17 +367,16 @@ fn the_longest_query_is_a_difference() {
 
 #[test]
 fn invariant_pieces_are_bounded() {
-    // 8 KV heads: at most 256 / 8 pieces of at least 256 keys.
+    // 8 KV heads: at most 128 / 8 pieces of at least 512 keys, in tiles of 64.
     let config = AttentionConfig::new(32, 8, 128, 16);
     for (request, pieces) in [
-        ((1, 300), 1),
-        ((1, 512), 2),
-        ((1, 8192), 32),
-        ((1, 131_072), 32),
-        // 4 tokens x 4 heads fill 16 rows, which ask for 512 keys a piece.
-        ((4, 8192), 16),
-        // 32 row tiles x 8 heads are 256 units already.
-        ((128, 8192), 1),
+        ((1, 960), 1),
+        ((1, 961), 2),
+        ((1, 8192), 16),
+        ((1, 131_072), 16),
+        // 2 row tiles x 8 heads, then 16 x 8.
+        ((8, 8192), 8),
+        ((64, 8192), 1),
     ] {
         let requests = [request];
         let target = Target::new(132, 64);

@@ -63,7 +63,7 @@ pub enum SplitMode {
     /// differ in the last bit from batch to batch.
     Balanced,
     /// Cut each request by its own `kv_len` and `query_len` alone: bit-equal results whatever the batch and slot.
-    /// A unit has at most `max(1, 256 / kv_heads)` pieces.
+    /// A unit has at most `max(1, 128 / kv_heads)` pieces.
     BatchInvariant,
     /// Cut at multiples of `tokens`, rounded up to whole tiles: results depend neither on the batch nor on how a
     /// prompt was chunked. Short pieces of long requests need a large workspace.
@@ -199,7 +199,7 @@ impl Planner {
         let layout = layout::place(&config, target, mode, &limits)?;
         let spread = match mode {
             SplitMode::Balanced => None,
-            _ => Some(Spread::new(target, mode, layout.max_items)),
+            _ => Some(Spread::new(target, mode, limits.max_requests, layout.max_items)),
         };
         let plan = Plan {
             config,

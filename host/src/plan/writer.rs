@@ -36,11 +36,6 @@ impl<'a> Writer<'a> {
         &self.items[..self.written.items]
     }
 
-    /// Replaces the items written by another order of them.
-    pub fn items_mut(&mut self) -> &mut [WorkItem] {
-        &mut self.items[..self.written.items]
-    }
-
     /// The units of `heads`, uncut.
     #[inline]
     pub fn whole(&mut self, request: &Request, tile: &RowTile, heads: std::ops::Range<u32>) {
@@ -66,19 +61,51 @@ impl<'a> Writer<'a> {
         }
     }
 
+    /// One unit in pieces of `piece_tiles`; each goes to the place that the cursor of its queue names.
+    pub fn spread<'q>(
+        &mut self,
+        request: &Request,
+        tile: &RowTile,
+        head: u32,
+        piece_tiles: u32,
+        queue_of: &mut impl Iterator<Item = &'q u32>,
+        cursors: &mut [u32],
+    ) {
+        let tile_tokens = self.batch.tile_tokens.get();
+        let count = tile.tiles.div_ceil(piece_tiles).max(1);
+        let base = self.written.partial_rows;
+        for (piece, &queue) in (0..count).zip(queue_of) {
+            let kv_begin = piece * piece_tiles * tile_tokens;
+            let kv_end = if piece + 1 == count { tile.kv_end } else { kv_begin + piece_tiles * tile_tokens };
+            let cursor = &mut cursors[queue as usize];
+            let slot = &mut self.items[*cursor as usize];
+            *slot = item(request, tile, head, kv_begin, kv_end);
+            if count > 1 {
+                (slot.partial_begin, slot.partial_stride) = (base + piece, count);
+            }
+            *cursor += 1;
+            self.written.items += 1;
+        }
+        if count > 1 {
+            self.merge(request, tile, head, count);
+        }
+    }
+
     /// Gives the pieces of a finished unit their partial states.
     fn close(&mut self, request: &Request, tile: &RowTile, head: u32) {
         let pieces = &mut self.items[self.first_piece..self.written.items];
         let count = pieces.len() as u32;
-        self.first_piece = self.written.items;
-        if count == 1 {
-            return;
-        }
         let base = self.written.partial_rows;
         for (piece, partial_begin) in pieces.iter_mut().zip(base..) {
-            piece.partial_begin = partial_begin;
-            piece.partial_stride = count;
+            (piece.partial_begin, piece.partial_stride) = (partial_begin, count);
         }
+        self.first_piece = self.written.items;
+        self.merge(request, tile, head, count);
+    }
+
+    /// Takes the partial states of a unit in `count` pieces, and names them for each of its rows.
+    fn merge(&mut self, request: &Request, tile: &RowTile, head: u32, count: u32) {
+        let base = self.written.partial_rows;
         let rows = &mut self.merge_rows[self.written.merge_rows..self.written.merge_rows + tile.rows as usize];
         for (row, slot) in rows.iter_mut().enumerate() {
             let (token, head_of_group) = self.batch.group.divide(tile.row_begin + row as u32);
