@@ -12,7 +12,7 @@ use simt::{
     warp::sync_warp,
 };
 
-const BLOCKS: usize = 2;
+const BLOCKS: usize = 3;
 const WARPS: usize = 3;
 const BLOCK_THREADS: usize = 32 * WARPS;
 const THREADS: usize = BLOCKS * BLOCK_THREADS;
@@ -72,7 +72,7 @@ fn program(random: &mut Random) -> Vec<Step> {
     (0..12 + random.below(20))
         .flat_map(|_| {
             let actor = actors[random.below(4)];
-            let bytes = 2 << random.below(4);
+            let bytes = [2, 4, 8, 16, 16, 16][random.below(6)];
             let access = Step::Access {
                 thread: actor,
                 memory: memories[random.below(2)],
@@ -84,8 +84,9 @@ fn program(random: &mut Random) -> Vec<Step> {
                 12..16 | 0 | 1 => Some(Step::SyncThreads),
                 2 => Some(Step::Named(0, 1)),
                 3 => Some(Step::Named(1, 2)),
-                4 | 5 => Some(Step::Atomic { thread: actor, block: 0, counter: random.below(COUNTERS) }),
-                6 | 7 => Some(Step::Atomic { thread: actor, block: 1, counter: random.below(COUNTERS) }),
+                4..8 => {
+                    Some(Step::Atomic { thread: actor, block: random.below(BLOCKS), counter: random.below(COUNTERS) })
+                }
                 _ => Some(Step::SyncWarp(actor / 32)),
             };
             [Some(access), other.filter(|_| random.below(6) < synchronisation_in_6)].into_iter().flatten()
@@ -228,7 +229,7 @@ fn interpret(program: &[Step], model: &RefCell<Model>, global: Global<u8>, count
 fn agrees_with_full_vector_clocks() {
     let mut races = 0;
     let mut random = Random(0x1234_5678_9abc_def1);
-    const PROGRAMS: usize = 800;
+    const PROGRAMS: usize = 1500;
     for number in 0..PROGRAMS {
         let program = program(&mut random);
         let (mut global, mut counters) = (vec![[0u64; 2]; (BLOCKS + 1) * BYTES / 16], [0u32; COUNTERS]);
