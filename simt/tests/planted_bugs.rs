@@ -1,7 +1,7 @@
 //! Kernels with one planted bug each: the emulator must name the rule, the lines and the threads.
 //! Lines are found by the comment that marks them.
 #![expect(clippy::undocumented_unsafe_blocks, reason = "these kernels break the contracts on purpose")]
-use std::{cell::Cell, collections::BTreeSet};
+use std::{cell::RefCell, collections::BTreeSet};
 
 use simt::{
     asynchronous::{commit_async_copies, copy_async_16, wait_async_copies},
@@ -370,37 +370,46 @@ fn atomics_order_blocks() {
 
 #[test]
 fn what_an_atomic_taught_is_passed_on() {
-    // The first block tells the second through one counter, the second tells the third through another.
-    let run_chain = |seed: u64, second_listens: bool| {
-        let (mut data, turn) = ([0u32; 3], Cell::new(0));
+    // The first block tells the second through one counter; there another lane, or the same one, tells the third
+    // through another counter.
+    let run_chain = |seed: u64, second_listens: bool, teller: u32| {
+        let (mut data, blocks) = ([0u32; 3], RefCell::new(Vec::new()));
         let mut memory = GlobalMemory::new();
         let data: Global<u32> = memory.writable(&mut data);
         let kernel = || unsafe {
-            if thread_idx_x() == 11 {
-                match turn.replace(turn.get() + 1) {
-                    0 => {
-                        data.store(1); // chain: store
-                        fetch_add(data.add(1), 1);
-                    }
-                    1 => {
-                        if second_listens {
-                            fetch_add(data.add(1), 0);
-                        }
-                        fetch_add(data.add(2), 1);
-                    }
-                    _ => {
-                        fetch_add(data.add(2), 0);
-                        data.load(); // chain: load
-                    }
+            let (thread, block) = (thread_idx_x(), block_idx_x());
+            if !blocks.borrow().contains(&block) {
+                blocks.borrow_mut().push(block);
+            }
+            let turn = blocks.borrow().len();
+            if turn == 1 && thread == 11 {
+                data.store(1); // chain: store
+                fetch_add(data.add(1), 1);
+            }
+            if turn == 2 {
+                if second_listens && thread == 11 {
+                    fetch_add(data.add(1), 0);
                 }
+                if teller != 11 {
+                    sync_warp();
+                }
+                if thread == teller {
+                    fetch_add(data.add(2), 1);
+                }
+            }
+            if turn == 3 && thread == 11 {
+                fetch_add(data.add(2), 0);
+                data.load(); // chain: load
             }
         };
         Launch { grid_blocks: 3, ..block(32, seed) }.run(&mut memory, kernel).map(|_| ())
     };
-    for seed in SEEDS {
-        run_chain(seed, true).unwrap();
+    for teller in [11, 12] {
+        for seed in SEEDS {
+            run_chain(seed, true, teller).unwrap();
+        }
+        expect_race(["chain: store", "chain: load"], |seed| run_chain(seed, false, teller));
     }
-    expect_race(["chain: store", "chain: load"], |seed| run_chain(seed, false));
 }
 
 #[test]

@@ -27,14 +27,13 @@ pub struct Accessor {
     pub epoch: u32,
 }
 
-/// Reads of one warp that were not ordered among themselves.
+/// Reads of one warp in one epoch.
 #[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct Reading {
     /// Id of the warp; 0 for none.
     pub warp: u32,
     pub lanes: u32,
-    /// The latest of the lanes' epochs.
     pub epoch: u32,
     pub tag: super::site::Tag,
 }
@@ -61,6 +60,12 @@ pub fn warp_id(thread_id: u32) -> u32 {
 #[inline]
 pub fn lane_id(warp_id: u32, lane: u32) -> u32 {
     (warp_id - 1) * 32 + lane + 1
+}
+
+/// Whether two warps belong to one block.
+#[inline]
+pub fn same_block(warp_id: u32, other: u32) -> bool {
+    (warp_id - 1) / 32 == (other - 1) / 32
 }
 
 /// What atomics have made known.

@@ -5,7 +5,7 @@
 use bytemuck::Zeroable;
 
 use super::{
-    clock::{Accessor, Clocks, Reading},
+    clock::{Accessor, Clocks, Reading, lane_id, same_block, thread_of},
     error::AccessKind,
     site::Tag,
 };
@@ -22,7 +22,7 @@ struct Mark {
     write_epoch: u32,
     write_tag: Tag,
     flags: u32,
-    /// The reads since then. Readings of several warps lie in a list; `warp` is then `SEVERAL`, `lanes` its index.
+    /// The reads since then. Where one `Reading` cannot hold them, `warp` is `SEVERAL` and `lanes` the index of a list.
     reading: Reading,
 }
 
@@ -61,7 +61,7 @@ pub struct Shadow {
     readings: Readings,
 }
 
-/// Lists of readings by several warps.
+/// Lists of readings by several warps, or in several epochs of one.
 #[derive(Default)]
 struct Readings {
     lists: Vec<Vec<Reading>>,
@@ -203,7 +203,7 @@ impl Mark {
         if !clocks.is_before(self.writer, self.write_epoch, now) {
             return Err(Rule::Race(self.writer, self.write_tag));
         }
-        if tag.kind() == AccessKind::LoadConstant && super::clock::thread_of(self.writer).0 >= clocks.first_rank() {
+        if tag.kind() == AccessKind::LoadConstant && thread_of(self.writer).0 >= clocks.first_rank() {
             return Err(Rule::NotConstant(self.writer, self.write_tag));
         }
         Ok(())
@@ -234,7 +234,7 @@ impl Mark {
                 let own = if reading.warp == now.warp { now.lanes } else { 0 };
                 let others = if reading.lanes & !own == 0 { reading.lanes } else { reading.lanes & !own };
                 let lane = others.trailing_zeros();
-                Err(Rule::Race(super::clock::lane_id(reading.warp, lane), reading.tag))
+                Err(Rule::Race(lane_id(reading.warp, lane), reading.tag))
             }
         }
     }
@@ -259,28 +259,27 @@ impl Readings {
             // Whatever conflicts with the earlier reads conflicts with this one too.
             self.release(*readings);
             *readings = new;
-        } else if readings.warp == new.warp {
-            readings.lanes |= new.lanes;
-            readings.epoch = readings.epoch.max(new.epoch);
-            readings.tag = new.tag;
         } else if readings.warp != SEVERAL {
             *readings = self.list(&[*readings, new]);
         } else {
-            // From the back: the warps of the block that runs were added last.
             let list = &mut self.lists[readings.lanes as usize];
-            match list.iter_mut().rev().find(|reading| reading.warp == new.warp) {
-                Some(own) if own.epoch == new.epoch => {
+            // Blocks run one after another, so the readings of this one are the last.
+            let others =
+                list.iter().rposition(|reading| !same_block(reading.warp, new.warp)).map_or(0, |last| last + 1);
+            let mut index = others;
+            while let Some(own) = list.get_mut(index) {
+                if own.warp == new.warp && own.epoch == new.epoch {
                     own.lanes |= new.lanes;
                     own.tag = new.tag;
+                    return;
                 }
-                Some(own) if clocks.reading_is_before(own, now) => *own = new,
-                Some(own) => {
-                    own.lanes |= new.lanes;
-                    own.epoch = own.epoch.max(new.epoch);
-                    own.tag = new.tag;
+                if own.warp == new.warp && clocks.reading_is_before(own, now) {
+                    list.swap_remove(index);
+                } else {
+                    index += 1;
                 }
-                None => list.push(new),
             }
+            list.push(new);
         }
     }
 
