@@ -52,7 +52,7 @@ impl Toolchain {
 
 fn tool(program: &str, toolchain: &str) -> Command {
     let mut command = Command::new(program);
-    command.arg(format!("+{toolchain}"));
+    command.arg(format!("+{toolchain}")).env("RUST_BACKTRACE", "0");
     for variable in [
         "RUSTC",
         "RUSTC_WRAPPER",
