@@ -7,7 +7,6 @@
 
 use crate::arguments::DeviceChoice;
 use crate::serve::Running;
-use kernels_gpu::abi::plan::DIRECT;
 use oxattn::attention::{Attention, Planned, Run, Workspace};
 use oxattn::device::{Buffer, Device, Stream};
 use oxattn::operators::{self, Append, Destination};
@@ -218,7 +217,7 @@ impl Engine {
         Ok(PlanFigures {
             time,
             fullest_over_mean: if balance.mean > 0.0 { balance.max as f64 / balance.mean } else { 1.0 },
-            split_items: plan.items().iter().filter(|item| item.partial_begin != DIRECT).count(),
+            split_items: plan.items().iter().filter(|item| item.pieces > 1).count(),
         })
     }
 

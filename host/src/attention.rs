@@ -4,11 +4,12 @@
 //! on request, LSE. Invariant: `run` allocates nothing, waits for nothing and records nothing; it refuses arguments
 //! that do not fit the plan in the workspace, before a launch.
 //!
-//! Walk: [`crate::page_table`] to [`crate::plan`] to here to the kernels' `attend` and `merge`.
+//! Walk: [`crate::page_table`] to [`crate::plan`] to here to the attend kernel.
 
 use kernels_gpu::abi::divisor::Divisor;
-use kernels_gpu::abi::parameters::{AttendParameters, MergeParameters};
+use kernels_gpu::abi::parameters::AttendParameters;
 use kernels_gpu::abi::plan::{PlanHeader, WorkItem};
+use kernels_gpu::abi::tile::Teams;
 
 use crate::Error;
 use crate::config::{AttentionConfig, ConfigError};
@@ -25,6 +26,8 @@ pub struct Attention {
     config: AttentionConfig,
     group: Divisor,
     page_size: Divisor,
+    teams: Teams,
+    team_blocks: Divisor,
     planner: Planner,
     graphs: bool,
     planned: Option<Planned>,
@@ -104,13 +107,17 @@ impl Attention {
         graphs: bool,
     ) -> Result<Attention, Error> {
         config.validate()?;
-        let planner = Planner::new(config, device.target(config.head_dim), mode, limits)?;
+        let target = device.target(config.head_dim);
+        let planner = Planner::new(config, target, mode, limits)?;
+        let teams = target.teams(config.kv_heads);
         let divisor = |field, value| Divisor::new(value).ok_or(ConfigError::Zero { field });
         Ok(Attention {
             device: device.clone(),
             config,
             group: divisor("query_heads / kv_heads", config.group())?,
             page_size: divisor("page_size_tokens", config.page_size_tokens)?,
+            teams,
+            team_blocks: divisor("team blocks", teams.blocks)?,
             #[cfg(feature = "cuda")]
             gpu: gpu::Gpu::new(device, &config, planner.workspace_size())?,
             planner,
@@ -201,7 +208,7 @@ impl Attention {
         stream: Stream,
     ) -> Result<(), Error> {
         self.check_receipt(planned, workspace)?;
-        let (attend, merge) = self.parameters(planned, arguments, workspace)?;
+        let parameters = self.parameters(planned, arguments, workspace)?;
         match &*self.device.0 {
             #[cfg(feature = "cpu")]
             Executor::Cpu => {
@@ -209,10 +216,7 @@ impl Attention {
                 let (dtype, head_dim) = (self.config.dtype, self.config.head_dim);
                 // SAFETY: the addresses are live host memory, by this function's contract and the checks above.
                 unsafe {
-                    crate::cpu::attend(&attend, &planned.header, head_dim, dtype, self.config.softmax_scale);
-                    if planned.header.merge_rows != 0 {
-                        crate::cpu::merge(&merge, dtype);
-                    }
+                    crate::cpu::attend(&parameters, &planned.header, head_dim, dtype, self.config.softmax_scale);
                 }
                 Ok(())
             }
@@ -229,12 +233,14 @@ impl Attention {
                     ("cache.v", cache.v.address),
                     ("page_indices", page_indices.address),
                     ("out", out.address),
-                    ("lse", attend.lse.address),
+                    ("lse", parameters.lse.address),
                 ])?;
                 match &self.gpu {
                     // SAFETY: the addresses are live memory of the device, by this function's contract.
-                    Some(gpu) => unsafe { gpu.run(cuda, planned, &attend, &merge, self.graphs, stream) },
-                    None => Ok(()),
+                    Some(gpu) if planned.header.items != 0 || self.graphs => unsafe {
+                        gpu.run(cuda, self.teams.teams * self.teams.blocks, &parameters, stream)
+                    },
+                    _ => Ok(()),
                 }
             }
         }
@@ -251,12 +257,7 @@ impl Attention {
         Ok(())
     }
 
-    fn parameters(
-        &self,
-        planned: &Planned,
-        arguments: &Run,
-        workspace: &Workspace,
-    ) -> Result<(AttendParameters, MergeParameters), Error> {
+    fn parameters(&self, planned: &Planned, arguments: &Run, workspace: &Workspace) -> Result<AttendParameters, Error> {
         let config = &self.config;
         let Run { q, cache, page_indices, out, lse } = arguments;
         for (tensor, dtype) in
@@ -275,9 +276,10 @@ impl Attention {
             None => (ABSENT, 1.0),
         };
         let layout = self.planner.workspace_size();
-        let attend = AttendParameters {
+        Ok(AttendParameters {
             queue_begin: workspace.address + layout.queue_begin_offset_bytes,
             items: workspace.address + layout.items_offset_bytes,
+            arrivals: workspace.address + layout.arrivals_offset_bytes,
             page_indices: address("page_indices", page_indices.address, page_ids != 0, 4)?,
             partial_out: workspace.address + layout.partial_out_offset_bytes,
             partial_lse: workspace.address + layout.partial_lse_offset_bytes,
@@ -288,20 +290,13 @@ impl Attention {
             v,
             page_size: self.page_size,
             group: self.group,
+            team_blocks: self.team_blocks,
+            heads_per_block: self.teams.heads_per_block,
+            kv_heads: config.kv_heads,
             causal: config.causal as u32,
             lse_scale,
-        };
-        let merge = MergeParameters {
-            row_count: workspace.address + std::mem::offset_of!(PlanHeader, merge_rows) as u64,
-            rows: workspace.address + layout.merge_rows_offset_bytes,
-            partial_out: attend.partial_out,
-            partial_lse: attend.partial_lse,
-            out: attend.out,
-            lse: attend.lse,
-            head_dim: config.head_dim,
-            lse_scale,
-        };
-        Ok((attend, merge))
+            padding: 0,
+        })
     }
 }
 
@@ -311,10 +306,9 @@ const _: () = assert!(size_of::<WorkItem>().is_multiple_of(16));
 /// The GPU's half of an attention: its kernels and its staging ring.
 #[cfg(feature = "cuda")]
 mod gpu {
-    use kernels_gpu::abi::parameters::{AttendParameters, MergeParameters};
+    use kernels_gpu::abi::parameters::AttendParameters;
     use kernels_gpu::variant::StandardParameters;
 
-    use super::Planned;
     use crate::driver::{Event, Function, PinnedMemory, Stream};
     use crate::launch::{Cuda, attend_symbol};
     use crate::{Error, config::AttentionConfig, device::Device, workspace::WorkspaceLayout};
@@ -325,9 +319,7 @@ mod gpu {
     #[derive(Debug)]
     pub struct Gpu {
         attend: Function,
-        merge: Function,
         variant: StandardParameters,
-        merge_blocks: u32,
         staging: Vec<Staging>,
         next: usize,
     }
@@ -343,7 +335,6 @@ mod gpu {
         pub fn new(device: &Device, config: &AttentionConfig, layout: WorkspaceLayout) -> Result<Option<Gpu>, Error> {
             let Some(cuda) = device.as_cuda() else { return Ok(None) };
             let attend = cuda.function(&attend_symbol(config.dtype, config.head_dim))?;
-            let merge = cuda.function(&format!("merge_{}", config.dtype))?;
             cuda.context().bind()?;
             let staging = (0..STAGING_BUFFERS)
                 .map(|_| {
@@ -353,10 +344,7 @@ mod gpu {
                 .collect::<Result<_, Error>>()?;
             Ok(Some(Gpu {
                 attend,
-                merge,
                 variant: StandardParameters { scale_log2: config.softmax_scale * std::f32::consts::LOG2_E },
-                // A row a block: two blocks of 128 threads a multiprocessor hide each other's latency.
-                merge_blocks: 2 * cuda.properties().multiprocessors,
                 staging,
                 next: 0,
             }))
@@ -383,24 +371,12 @@ mod gpu {
         pub unsafe fn run(
             &self,
             cuda: &Cuda,
-            planned: &Planned,
-            attend: &AttendParameters,
-            merge: &MergeParameters,
-            graphs: bool,
+            blocks: u32,
+            parameters: &AttendParameters,
             stream: Stream,
         ) -> Result<(), Error> {
-            let header = &planned.header;
-            // SAFETY: the caller's contract is the kernels' own.
-            unsafe {
-                if header.items != 0 || graphs {
-                    cuda.launch_pair(&self.attend, stream, header.queues, attend, &self.variant)?;
-                }
-                if header.merge_rows != 0 || graphs {
-                    let rows = if graphs { u32::MAX } else { header.merge_rows };
-                    cuda.launch(&self.merge, stream, self.merge_blocks.min(rows), merge)?;
-                }
-            }
-            Ok(())
+            // SAFETY: the caller's contract is the kernel's own.
+            unsafe { cuda.launch_pair(&self.attend, stream, blocks, parameters, &self.variant) }
         }
     }
 }

@@ -14,10 +14,10 @@ pub(crate) const OFFSET_ALIGNMENT_BYTES: u64 = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorkspaceLayout {
+    /// Where the plan's arrival counts start.
+    pub arrivals_offset_bytes: u64,
     /// Where the plan's `queue_begin` starts.
     pub queue_begin_offset_bytes: u64,
-    /// Where the plan's merge rows start.
-    pub merge_rows_offset_bytes: u64,
     /// Where the plan's work items start.
     pub items_offset_bytes: u64,
     /// Room for the plan image; a plan uses a prefix of it.
@@ -30,8 +30,8 @@ pub struct WorkspaceLayout {
     pub total_bytes: u64,
     /// Work items a plan may have.
     pub max_items: u32,
-    /// Merge rows a plan may have.
-    pub max_merge_rows: u32,
+    /// Arrival counts a plan may have.
+    pub max_groups: u32,
     /// Partial states a plan may have.
     pub max_partial_rows: u32,
 }

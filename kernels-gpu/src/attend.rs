@@ -444,56 +444,10 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
             let chunk = index % Shape::<HEAD_DIM, HOPPER>::CHUNKS;
             let valid = row < self.ready.rows;
             let source = self.ready.row(&p.q, p.group, if valid { row } else { 0 }).add(16 * chunk as u64);
-            // SAFETY: a live query row, by the kernel's contract; `STAGES - 1` tiles ahead is at most as many items ahead, so the
-            // slot's item is done.
+            // SAFETY: a live query row, by the kernel's contract. `STAGES - 1` tiles ahead is at most as many items
+            // ahead, so the slot's item is done.
             unsafe { copy_async_16(tile.chunk(row, chunk), source, if valid { 16 } else { 0 }) };
             index += Self::TILE.threads();
-        }
-        if work.pieces > 1 {
-            // SAFETY: the caller's contract is this function's own.
-            unsafe { self.arrive::<E>(p, work) };
-        }
-    }
-
-    /// Counts this piece in; the block that counts the last one folds the pieces' states, in their order, so that the
-    /// result does not depend on who that is.
-    ///
-    /// The barrier orders the block's partial states before the count, the count's release and acquire order them
-    /// before the fold, and the second barrier hands that order to the block.
-    #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    unsafe fn arrive<E: Element + Values>(self, p: &AttendParameters, work: &Work) {
-        let last = self.states.cast::<u32>();
-        // SAFETY: the states were read before the first barrier; addresses by the kernel's contract.
-        unsafe {
-            sync_threads();
-            if thread::thread_idx_x() == 0 {
-                let arrivals = Global::<u32>::new(p.arrivals).add(work.group as u64 + work.kv_head as u64);
-                let arrived = fetch_add(arrivals, 1) + 1;
-                if arrived == work.pieces {
-                    arrivals.store(0);
-                }
-                last.store((arrived == work.pieces) as u32);
-            }
-            sync_threads();
-            if last.load() == 1 {
-                let mut row = thread::warp_idx();
-                while row < work.rows {
-                    let lse = Global::<f32>::new(p.partial_lse).add(work.states(row));
-                    let values = Global::<f32>::new(p.partial_out).add(work.states(row) * HEAD_DIM as u64);
-                    let out_lse = if p.lse.address == 0 { Global::new(0) } else { work.row(&p.lse, p.group, row) };
-                    fold_row::<f32, E>(
-                        work.pieces,
-                        HEAD_DIM,
-                        |piece| lse.add(piece as u64).load(),
-                        |piece| values.add(piece as u64 * HEAD_DIM as u64).cast(),
-                        work.row(&p.out, p.group, row),
-                        out_lse.cast(),
-                        p.lse_scale,
-                    );
-                    row += Self::TILE.threads() / 32;
-                }
-            }
         }
     }
 }
@@ -629,7 +583,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Fold<HEAD_DIM, HOPPER> {
     /// same bank, so there groups of 8 columns trade places by row: a warp's stores then touch every bank once.
     #[inline(always)]
     fn pair(self, kv_warp: u32, row: u32, column: u32) -> Shared<[f32; 2]> {
-        let column = if HEAD_DIM.is_multiple_of(32) { column ^ 8 * (row & 3) } else { column };
+        let column = if HEAD_DIM.is_multiple_of(32) { column ^ (8 * (row & 3)) } else { column };
         self.outputs.add((kv_warp * ATTEND_TILE_ROWS + row) * HEAD_DIM + column).cast()
     }
 
@@ -684,6 +638,52 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Fold<HEAD_DIM, HOPPER> {
                 }
             }
             index += Self::TILE.threads();
+        }
+        if work.pieces > 1 {
+            // SAFETY: the caller's contract is this function's own.
+            unsafe { self.arrive::<E>(p, work) };
+        }
+    }
+
+    /// Counts this piece in; the block that counts the last one folds the pieces' states, in their order, so that the
+    /// result does not depend on who that is.
+    ///
+    /// The barrier orders the block's partial states before the count, the count's release and acquire order them
+    /// before the fold, and the second barrier hands that order to the block.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    unsafe fn arrive<E: Element + Values>(self, p: &AttendParameters, work: &Work) {
+        let last = self.states.cast::<u32>();
+        // SAFETY: the states were read before the first barrier; addresses by the kernel's contract.
+        unsafe {
+            sync_threads();
+            if thread::thread_idx_x() == 0 {
+                let arrivals = Global::<u32>::new(p.arrivals).add(work.group as u64 + work.kv_head as u64);
+                let arrived = fetch_add(arrivals, 1) + 1;
+                if arrived == work.pieces {
+                    arrivals.store(0);
+                }
+                last.store((arrived == work.pieces) as u32);
+            }
+            sync_threads();
+            if last.load() == 1 {
+                let mut row = thread::warp_idx();
+                while row < work.rows {
+                    let lse = Global::<f32>::new(p.partial_lse).add(work.states(row));
+                    let values = Global::<f32>::new(p.partial_out).add(work.states(row) * HEAD_DIM as u64);
+                    let out_lse = if p.lse.address == 0 { Global::new(0) } else { work.row(&p.lse, p.group, row) };
+                    fold_row::<f32, E>(
+                        work.pieces,
+                        HEAD_DIM,
+                        |piece| lse.add(piece as u64).load(),
+                        |piece| values.add(piece as u64 * HEAD_DIM as u64).cast(),
+                        work.row(&p.out, p.group, row),
+                        out_lse.cast(),
+                        p.lse_scale,
+                    );
+                    row += Self::TILE.threads() / 32;
+                }
+            }
         }
     }
 }

@@ -33,7 +33,9 @@ fn bf16() -> String {
 /// Reads a file of cases; blank lines are skipped.
 pub fn parse(text: &str) -> Result<Vec<Case>, Failure> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    lines.map(|(i, line)| serde_json::from_str(line).map_err(|e| format!("case on line {}: {e}", i + 1).into())).collect()
+    lines
+        .map(|(i, line)| serde_json::from_str(line).map_err(|e| format!("case on line {}: {e}", i + 1).into()))
+        .collect()
 }
 
 impl Case {

@@ -76,8 +76,7 @@ impl Lab {
         let periods = [period(1), period(2)];
         let period_buffers = [device.upload(&periods[0])?, device.upload(&periods[1])?];
         let flush = device.allocate(FLUSH_BYTES as usize)?;
-        let mut lab =
-            Lab { device, stream, read_gbps: 0.0, copy_gbps: 0.0, periods, period_buffers, flush };
+        let mut lab = Lab { device, stream, read_gbps: 0.0, copy_gbps: 0.0, periods, period_buffers, flush };
         lab.measure_ceilings()?;
         Ok(lab)
     }
@@ -144,8 +143,7 @@ impl Lab {
 
     /// Times single calls, each with an empty L2 cache.
     pub fn time_cold(&self, sets: usize, call: &dyn Fn(usize) -> Result<(), Failure>) -> Result<f64, Failure> {
-        let graphs =
-            (0..sets.min(4)).map(|set| self.capture(1, &|_| call(set))).collect::<Result<Vec<_>, _>>()?;
+        let graphs = (0..sets.min(4)).map(|set| self.capture(1, &|_| call(set))).collect::<Result<Vec<_>, _>>()?;
         let mut times = Vec::new();
         for i in 0..20 {
             // SAFETY: the flush buffer is live.

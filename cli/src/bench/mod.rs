@@ -71,7 +71,7 @@ pub struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub items: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub merge_rows: Option<u32>,
+    pub folded: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub balance: Option<f64>,
     pub ok: bool,
@@ -131,7 +131,7 @@ fn describe(row: &Row) -> String {
         text += &format!("  err {error:.1e} lse {:.1e}", row.lse_err.unwrap_or(0.0));
     }
     if let Some(items) = row.items {
-        text += &format!("  items {items} merged {} balance {}", row.merge_rows.unwrap_or(0), number(row.balance, 3));
+        text += &format!("  items {items} folded {} balance {}", row.folded.unwrap_or(0), number(row.balance, 3));
     }
     if let Some(error) = &row.error {
         text += &format!("  {error}");

@@ -4,8 +4,8 @@ use half::bf16;
 use oxattn::operators::{Append, Destination, append};
 use oxattn::oracle;
 use oxattn::{
-    Attention, AttentionConfig, DType, Layout, Limits, Lse2, PageIndices, PageTable, PagedCache, QueryLengths, Rows, Run,
-    SplitMode, Stream, Workspace,
+    Attention, AttentionConfig, DType, Layout, Limits, Lse2, PageIndices, PageTable, PagedCache, QueryLengths, Rows,
+    Run, SplitMode, Stream, Workspace,
 };
 
 use super::case::Case;
@@ -111,7 +111,7 @@ fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str) -> Result<R
     let table = PageTable::csr(case.page_size, &pages.begin, &kv_lens)?;
     let planned = attention.plan(&table, QueryLengths::indptr(&query_begin)?, &mut workspace, lab.stream)?;
     let plan = attention.latest_plan().ok_or("no plan")?;
-    let (items, merge_rows) = (plan.header().items, plan.header().merge_rows);
+    let (items, folded) = (plan.header().items, plan.header().partial_rows);
     let balance = plan.balance().efficiency();
 
     let arguments = |set: usize| Run {
@@ -155,7 +155,7 @@ fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str) -> Result<R
         rel_err: Some(rel_err),
         lse_err: Some(lse_err),
         items: Some(items),
-        merge_rows: Some(merge_rows),
+        folded: Some(folded),
         balance: Some(balance),
         ok,
         ..blank(case, peer)
@@ -298,8 +298,7 @@ fn planning(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
     let (kv_lens, query_lens) = (case.kv_lens()?, case.query_lens()?);
     let query_begin = indptr(&query_lens);
     let begin = indptr(&kv_lens.iter().map(|length| length.div_ceil(case.page_size)).collect::<Vec<_>>());
-    let mut attention =
-        Attention::new(&lab.device, config, SplitMode::Balanced, limits(&kv_lens, &query_lens))?;
+    let mut attention = Attention::new(&lab.device, config, SplitMode::Balanced, limits(&kv_lens, &query_lens))?;
     let memory = lab.device.allocate(attention.workspace_bytes() as usize)?;
     // SAFETY: the buffer is live and used for nothing else.
     let mut workspace = unsafe { Workspace::new(memory.address(), memory.bytes() as u64) };
@@ -318,8 +317,8 @@ fn planning(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
         times[times.len() / 2]
     };
     let plan = attention.latest_plan().ok_or("no plan")?;
-    let (items, merge_rows) = (plan.header().items, plan.header().merge_rows);
+    let (items, folded) = (plan.header().items, plan.header().partial_rows);
     let balance = plan.balance().efficiency();
-    let row = Row { items: Some(items), merge_rows: Some(merge_rows), balance: Some(balance), ..blank(case, "oxattn") };
+    let row = Row { items: Some(items), folded: Some(folded), balance: Some(balance), ..blank(case, "oxattn") };
     Ok(vec![Row { us: Some(median(returned)), us_until_idle: Some(median(idle)), ..row }])
 }

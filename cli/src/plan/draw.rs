@@ -1,4 +1,4 @@
-//! Draws a schedule: one lane a queue, one block a work item, in the order they run.
+//! Draws a schedule: one lane a team of blocks, one box a work item, in the order they run.
 //!
 //! In: the lanes, in tiles of KV. Out: an SVG document 1000 px wide. A request keeps its colour in every lane; an item
 //! that holds only a part of its rows' keys is hatched, since its result has to be merged with others. After each item

@@ -8,14 +8,14 @@ mod kv_lens;
 
 use crate::arguments::{self, AttentionArguments};
 use draw::{Block, Caption, thousands};
-use kernels_gpu::abi::plan::{DIRECT, WorkItem};
+use kernels_gpu::abi::plan::WorkItem;
 use kernels_gpu::abi::tile::{AttendTile, Family};
 use kv_lens::KvLens;
 use oxattn::plan::ITEM_COST_TILES;
 use oxattn::{Limits, PageTable, PageTableError, Plan, PlanError, Planner, QueryLengths, SplitMode, Target};
 use std::path::PathBuf;
 
-/// Multiprocessors of the GPU that queues are counted for by default: an H100 or H200.
+/// Multiprocessors of the GPU that blocks are counted for by default: an H100 or H200.
 const MULTIPROCESSORS: u32 = 132;
 
 /// Plan a batch: print why the schedule is as it is, and draw it.
@@ -29,7 +29,7 @@ pub struct Arguments {
     query_len: u32,
     /// Queues, one a block of the attend kernel; by default as many as 132 multiprocessors hold.
     #[arg(long)]
-    queues: Option<u32>,
+    blocks: Option<u32>,
     #[command(flatten)]
     attention: AttentionArguments,
     /// How KV is cut: balanced, batch-invariant, unsplit, or fixed:N for pieces of N tokens.
@@ -101,7 +101,7 @@ fn planner(arguments: &Arguments) -> Result<Planner, PlanCommandError> {
     };
     let tile = AttendTile::new(config.head_dim, Family::Sm90a).expect("validated: there is a kernel for the head dim");
     let mut target = Target::for_tile(MULTIPROCESSORS, tile);
-    target.queues = arguments.queues.unwrap_or(target.queues);
+    target.blocks = arguments.blocks.unwrap_or(target.blocks);
     Ok(Planner::new(config, target, arguments.mode, limits)?)
 }
 
@@ -125,7 +125,7 @@ fn picture(plan: &Plan, kv_lens: &[u32]) -> String {
             let block = |item: &WorkItem| Block {
                 request: item.request,
                 tiles: (item.kv_end_tokens - item.kv_begin_tokens).div_ceil(tile_tokens),
-                split: item.partial_begin != DIRECT,
+                split: item.pieces > 1,
             };
             items.iter().map(block).collect()
         })
@@ -133,14 +133,15 @@ fn picture(plan: &Plan, kv_lens: &[u32]) -> String {
     let config = plan.config();
     let explain = plan.explain();
     let title = format!(
-        "{} requests, {} keys, {}/{} heads of {}: {} items in {} queues",
+        "{} requests, {} keys, {}/{} heads of {}: {} items for {} teams of {} blocks",
         thousands(explain.requests as u64),
         thousands(explain.kv_tokens),
         config.query_heads,
         config.kv_heads,
         config.head_dim,
         thousands(explain.items as u64),
-        thousands(lanes.len() as u64)
+        thousands(lanes.len() as u64),
+        explain.teams.blocks
     );
     let subtitle = format!(
         "{}: {} of {} units cut, queues {:.1} % busy; a colour is a request, hatching a part of one that is merged",

@@ -1,3 +1,5 @@
+//! The `plan` command on whole batches.
+
 use super::*;
 use clap::Parser;
 
@@ -24,11 +26,11 @@ fn drawn(line: &str) -> String {
 fn the_long_request_of_a_skewed_batch_is_cut_and_drawn_as_such() {
     let balanced = drawn("--kv-lens 512x63,100000");
     assert!(balanced.contains("64 requests, 132,256 keys, 32/8 heads of 128: "));
-    assert!(balanced.contains(" items in 264 queues"));
+    assert!(balanced.contains(" items for 33 teams of 8 blocks"));
     assert!(balanced.contains("<title>split: "));
-    // 100,000 keys are 1563 tiles of 64 for one of eight KV heads, and an item costs 2: uncut, one queue reads them all.
+    // 100,000 keys are 1563 tiles of 64, and an item costs 2: uncut, one team reads them all.
     let unsplit = drawn("--kv-lens 512x63,100000 --mode unsplit");
-    assert!(unsplit.contains("512 items in 264 queues"));
+    assert!(unsplit.contains("64 items for 33 teams of 8 blocks"));
     assert!(unsplit.contains("makespan 1,565<"));
     assert!(!unsplit.contains("<title>split: "));
 }
@@ -36,7 +38,7 @@ fn the_long_request_of_a_skewed_batch_is_cut_and_drawn_as_such() {
 #[test]
 fn odd_batches_are_drawn_too() {
     for line in
-        ["--kv-lens 0x3", "--kv-lens 5x0", "--kv-lens 1 --queues 1", "--kv-lens 3,700 --query-len 9 --head-dim 64"]
+        ["--kv-lens 0x3", "--kv-lens 5x0", "--kv-lens 1 --blocks 1", "--kv-lens 3,700 --query-len 9 --head-dim 64"]
     {
         assert!(drawn(line).ends_with("</svg>\n"), "{line}");
     }
@@ -47,7 +49,7 @@ fn what_cannot_be_planned_is_refused_with_the_field() {
     for (line, message) in [
         ("--kv-lens 5 --head-dim 100", "head_dim is 100; supported are"),
         ("--kv-lens 5 --page-size 0", "page_size_tokens is 0"),
-        ("--kv-lens 5 --queues 0", "target.queues is 0"),
+        ("--kv-lens 5 --blocks 0", "target.blocks is 0"),
         (
             "--kv-lens 5x1000000 --query-len 5000",
             "the batch has 5000000000 query tokens; supported are at most 4294967295",

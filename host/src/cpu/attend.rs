@@ -1,15 +1,17 @@
 //! Attention of a plan's work items.
 //!
-//! In: items of the plan image, queries, and the paged cache. Out: rows of `out` and `lse` where an item holds all
-//! of a row's keys, else partial states: `sum(p v) / sum(p)` and `max + log2(sum(p))`, or (0, -inf) for none.
+//! In: items of the plan image, queries, and the paged cache. Out: rows of `out` and `lse`. The pieces of a split
+//! item first leave partial states, `sum(p v) / sum(p)` and `max + log2(sum(p))`, or (0, -inf) for none, which a
+//! second pass folds in the order of the pieces.
 //!
 //! Each item takes its keys in blocks of [`BLOCK_KEYS`]: the block's keys and values become f32 once and serve all
 //! rows of the tile, by the online softmax in base 2 (Milakov and Gimelshein 2018; Dao et al. 2022, algorithm 1).
 
 use super::memory::{cache_address, load_row, prefetch, read, row_address, store_row, write};
+use super::merge::{State, fold};
 use crate::config::DType;
 use kernels_gpu::abi::parameters::{AttendParameters, CacheView};
-use kernels_gpu::abi::plan::{DIRECT, PlanHeader, WorkItem};
+use kernels_gpu::abi::plan::{PlanHeader, WorkItem};
 use rayon::prelude::*;
 use std::cell::RefCell;
 
@@ -35,16 +37,27 @@ pub unsafe fn attend(
     let launch =
         Launch { parameters, head_dim: head_dim as usize, dtype, scale_log2: softmax_scale * std::f32::consts::LOG2_E };
     // SAFETY: the caller's. The queues lie end to end, so their items are one range.
-    let (first, end) = unsafe {
-        (read::<u32>(parameters.queue_begin, 0), read::<u32>(parameters.queue_begin, header.queues as usize))
-    };
+    let (first, end) =
+        unsafe { (read::<u32>(parameters.queue_begin, 0), read::<u32>(parameters.queue_begin, header.teams as usize)) };
     let run = attend_item_for_this_host();
-    (first..end).into_par_iter().for_each(|index| {
-        SCRATCH.with_borrow_mut(|scratch| {
-            // SAFETY: the caller's; items write different rows.
-            unsafe { run(&launch, &read(parameters.items, index as usize), scratch) }
-        })
+    let heads = parameters.kv_heads as usize;
+    // SAFETY: the caller's.
+    let item_and_head = |job: usize| unsafe { (read::<WorkItem>(parameters.items, job / heads), (job % heads) as u32) };
+    let jobs = first as usize * heads..end as usize * heads;
+    jobs.clone().into_par_iter().for_each(|job| {
+        let (item, kv_head) = item_and_head(job);
+        // SAFETY: the caller's; jobs write different rows.
+        SCRATCH.with_borrow_mut(|scratch| unsafe { run(&launch, &item, kv_head, scratch) })
     });
+    if header.partial_rows != 0 {
+        jobs.into_par_iter().for_each(|job| {
+            let (item, kv_head) = item_and_head(job);
+            if item.pieces > 1 && item.piece == 0 {
+                // SAFETY: the caller's; the states were written above, and jobs write different rows.
+                unsafe { launch.fold(&item, kv_head) }
+            }
+        });
+    }
 }
 
 struct Launch<'a> {
@@ -52,6 +65,54 @@ struct Launch<'a> {
     head_dim: usize,
     dtype: DType,
     scale_log2: f32,
+}
+
+/// Partial state of piece 0 of a row of an item's tile; the other pieces' follow it.
+fn states_of(item: &WorkItem, kv_head: u32, row: usize) -> usize {
+    item.partial_begin as usize + (kv_head as usize * item.rows as usize + row) * item.pieces as usize
+}
+
+impl Launch<'_> {
+    /// Folds the states of a split item's rows.
+    ///
+    /// # Safety
+    /// As [`attend`]'s.
+    unsafe fn fold(&self, item: &WorkItem, kv_head: u32) {
+        let parameters = self.parameters;
+        for row in 0..item.rows {
+            let (token, head_in_group) = parameters.group.divide(item.row_begin + row);
+            let token = item.query_begin_tokens + token;
+            let head = kv_head * parameters.group.get() + head_in_group;
+            let states = (states_of(item, kv_head, row as usize)..).take(item.pieces as usize);
+            // SAFETY: the caller's.
+            unsafe {
+                fold(
+                    self.head_dim,
+                    states.map(|state| State {
+                        lse_log2: read(parameters.partial_lse, state),
+                        values: parameters.partial_out + 4 * (state * self.head_dim) as u64,
+                        dtype: DType::F32,
+                    }),
+                    |out, lse_log2| self.write_row(token, head, out, lse_log2),
+                );
+            }
+        }
+    }
+
+    /// Writes a finished row.
+    ///
+    /// # Safety
+    /// As [`attend`]'s.
+    unsafe fn write_row(&self, token: u32, head: u32, out: &[f32], lse_log2: f32) {
+        let parameters = self.parameters;
+        // SAFETY: the caller's.
+        unsafe {
+            store_row(row_address(&parameters.out, token, head), self.dtype, out);
+            if parameters.lse.address != 0 {
+                write(row_address(&parameters.lse, token, head), 0, lse_log2 * parameters.lse_scale);
+            }
+        }
+    }
 }
 
 /// A packed row of the tile on its way through the keys.
@@ -82,18 +143,18 @@ thread_local! {
 /// # Safety
 /// As [`attend`]'s.
 #[inline(always)]
-unsafe fn attend_item<const FUSED: bool>(launch: &Launch, item: &WorkItem, scratch: &mut Scratch) {
+unsafe fn attend_item<const FUSED: bool>(launch: &Launch, item: &WorkItem, kv_head: u32, scratch: &mut Scratch) {
     let (parameters, head_dim) = (launch.parameters, launch.head_dim);
     // SAFETY: the caller's.
-    unsafe { scratch.begin(launch, item) };
+    unsafe { scratch.begin(launch, item, kv_head) };
     let kv_end = scratch.rows.iter().map(|row| row.visible_end).max().unwrap_or(0);
     let mut scores = [0.0f32; BLOCK_KEYS];
     for begin in (item.kv_begin_tokens..kv_end).step_by(BLOCK_KEYS) {
         let keys = (kv_end - begin).min(BLOCK_KEYS as u32) as usize;
         // SAFETY: the caller's.
         unsafe {
-            load_block(launch, item, &parameters.k, begin, &mut scratch.k[..keys * head_dim]);
-            load_block(launch, item, &parameters.v, begin, &mut scratch.v[..keys * head_dim]);
+            load_block(launch, item, kv_head, &parameters.k, begin, &mut scratch.k[..keys * head_dim]);
+            load_block(launch, item, kv_head, &parameters.v, begin, &mut scratch.v[..keys * head_dim]);
         }
         let rows = scratch.rows.iter_mut().zip(scratch.q.chunks_exact(head_dim));
         for ((row, q), out) in rows.zip(scratch.out.chunks_exact_mut(head_dim)) {
@@ -116,7 +177,7 @@ unsafe fn attend_item<const FUSED: bool>(launch: &Launch, item: &WorkItem, scrat
         }
     }
     // SAFETY: the caller's.
-    unsafe { scratch.finish(launch, item) };
+    unsafe { scratch.finish(launch, item, kv_head) };
 }
 
 /// Addresses of an item's cache rows, by key.
@@ -124,11 +185,11 @@ unsafe fn attend_item<const FUSED: bool>(launch: &Launch, item: &WorkItem, scrat
 /// # Safety
 /// As [`attend`]'s.
 #[inline(always)]
-unsafe fn key_address(launch: &Launch, item: &WorkItem, view: &CacheView, key: u32) -> u64 {
+unsafe fn key_address(launch: &Launch, item: &WorkItem, kv_head: u32, view: &CacheView, key: u32) -> u64 {
     let (page, token) = launch.parameters.page_size.divide(key);
     // SAFETY: the caller's.
     let page = unsafe { read::<u32>(launch.parameters.page_indices, item.page_begin as usize + page as usize) };
-    cache_address(view, page, token, item.kv_head())
+    cache_address(view, page, token, kv_head)
 }
 
 /// Reads a block of cache rows, as many as `to` holds, from key `begin` on, and asks for the block after it: rows of
@@ -137,15 +198,15 @@ unsafe fn key_address(launch: &Launch, item: &WorkItem, view: &CacheView, key: u
 /// # Safety
 /// As [`attend`]'s.
 #[inline(always)]
-unsafe fn load_block(launch: &Launch, item: &WorkItem, view: &CacheView, begin: u32, to: &mut [f32]) {
+unsafe fn load_block(launch: &Launch, item: &WorkItem, kv_head: u32, view: &CacheView, begin: u32, to: &mut [f32]) {
     for (key, to) in (begin..).zip(to.chunks_exact_mut(launch.head_dim)) {
         // SAFETY: the caller's.
         unsafe {
             let ahead = key + BLOCK_KEYS as u32;
             if ahead < item.kv_end_tokens {
-                prefetch(key_address(launch, item, view, ahead), launch.head_dim * launch.dtype.bytes());
+                prefetch(key_address(launch, item, kv_head, view, ahead), launch.head_dim * launch.dtype.bytes());
             }
-            load_row(key_address(launch, item, view, key), launch.dtype, to);
+            load_row(key_address(launch, item, kv_head, view, key), launch.dtype, to);
         }
     }
 }
@@ -155,9 +216,9 @@ impl Scratch {
     ///
     /// # Safety
     /// As [`attend`]'s.
-    unsafe fn begin(&mut self, launch: &Launch, item: &WorkItem) {
+    unsafe fn begin(&mut self, launch: &Launch, item: &WorkItem, kv_head: u32) {
         let (parameters, head_dim) = (launch.parameters, launch.head_dim);
-        let rows = item.rows() as usize;
+        let rows = item.rows as usize;
         self.rows.clear();
         self.q.resize(rows * head_dim, 0.0);
         self.out.clear();
@@ -167,14 +228,14 @@ impl Scratch {
         for (packed, q) in (item.row_begin..).zip(self.q.chunks_exact_mut(head_dim)) {
             let (token, head_in_group) = parameters.group.divide(packed);
             let visible_end = if parameters.causal == 1 {
-                let limit = token as i64 + 1 + item.kv_len_tokens as i64 - item.query_len_tokens as i64;
+                let limit = token as i64 + 1 + item.query_position as i64;
                 limit.clamp(item.kv_begin_tokens as i64, item.kv_end_tokens as i64) as u32
             } else {
                 item.kv_end_tokens
             };
             let row = Row {
                 token: item.query_begin_tokens + token,
-                head: item.kv_head() * parameters.group.get() + head_in_group,
+                head: kv_head * parameters.group.get() + head_in_group,
                 visible_end,
                 max: f32::NEG_INFINITY,
                 sum: 0.0,
@@ -190,7 +251,7 @@ impl Scratch {
     ///
     /// # Safety
     /// As [`attend`]'s.
-    unsafe fn finish(&mut self, launch: &Launch, item: &WorkItem) {
+    unsafe fn finish(&mut self, launch: &Launch, item: &WorkItem, kv_head: u32) {
         let (parameters, head_dim) = (launch.parameters, launch.head_dim);
         for (index, (row, out)) in self.rows.iter().zip(self.out.chunks_exact_mut(head_dim)).enumerate() {
             let (reciprocal, lse_log2) =
@@ -198,13 +259,10 @@ impl Scratch {
             out.iter_mut().for_each(|out| *out *= reciprocal);
             // SAFETY: the caller's.
             unsafe {
-                if item.partial_begin == DIRECT {
-                    store_row(row_address(&parameters.out, row.token, row.head), launch.dtype, out);
-                    if parameters.lse.address != 0 {
-                        write(row_address(&parameters.lse, row.token, row.head), 0, lse_log2 * parameters.lse_scale);
-                    }
+                if item.pieces == 1 {
+                    launch.write_row(row.token, row.head, out, lse_log2);
                 } else {
-                    let state = item.partial_begin as usize + index * item.partial_stride as usize;
+                    let state = states_of(item, kv_head, index) + item.piece as usize;
                     store_row(parameters.partial_out + 4 * (state * head_dim) as u64, DType::F32, out);
                     write(parameters.partial_lse, state, lse_log2);
                 }
@@ -258,7 +316,7 @@ fn multiply_add<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FUSED { a.mul_add(b, c) } else { a * b + c }
 }
 
-type AttendItem = unsafe fn(&Launch, &WorkItem, &mut Scratch);
+type AttendItem = unsafe fn(&Launch, &WorkItem, u32, &mut Scratch);
 
 /// [`attend_item`] compiled for what this processor has.
 fn attend_item_for_this_host() -> AttendItem {
@@ -273,9 +331,9 @@ fn attend_item_for_this_host() -> AttendItem {
 /// As [`attend`]'s, on a processor with AVX2 and FMA.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn attend_item_avx2(launch: &Launch, item: &WorkItem, scratch: &mut Scratch) {
+unsafe fn attend_item_avx2(launch: &Launch, item: &WorkItem, kv_head: u32, scratch: &mut Scratch) {
     // SAFETY: the caller's.
-    unsafe { attend_item::<true>(launch, item, scratch) }
+    unsafe { attend_item::<true>(launch, item, kv_head, scratch) }
 }
 
 #[cfg(test)]

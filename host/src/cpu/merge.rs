@@ -6,42 +6,9 @@
 
 use super::memory::{load_row, offset, read, row_address, store_row, write};
 use crate::config::DType;
-use kernels_gpu::abi::parameters::{MergeParameters, MergeStatesParameters};
-use kernels_gpu::abi::plan::MergeRow;
+use kernels_gpu::abi::parameters::MergeStatesParameters;
 use rayon::prelude::*;
 use std::cell::RefCell;
-
-/// Folds the plan's merge rows into `out`, of `dtype`.
-///
-/// # Safety
-/// `parameters` describe live memory as [the module](super) says.
-pub unsafe fn merge(parameters: &MergeParameters, dtype: DType) {
-    let head_dim = parameters.head_dim as usize;
-    // SAFETY: the caller's.
-    let rows = unsafe { read::<u32>(parameters.row_count, 0) };
-    (0..rows as usize).into_par_iter().for_each(|index| {
-        // SAFETY: the caller's.
-        let row = unsafe { read::<MergeRow>(parameters.rows, index) };
-        let states = (row.partial_begin as usize..).take(row.count as usize);
-        // SAFETY: the caller's; merge rows name different output rows.
-        unsafe {
-            fold(
-                head_dim,
-                states.map(|state| State {
-                    lse_log2: read(parameters.partial_lse, state),
-                    values: parameters.partial_out + 4 * (state * head_dim) as u64,
-                    dtype: DType::F32,
-                }),
-                |out, lse_log2| {
-                    store_row(row_address(&parameters.out, row.token, row.head), dtype, out);
-                    if parameters.lse.address != 0 {
-                        write(row_address(&parameters.lse, row.token, row.head), 0, lse_log2 * parameters.lse_scale);
-                    }
-                },
-            );
-        }
-    });
-}
 
 /// Folds a caller's states, of `dtype` like the output. The output may be state 0.
 ///
@@ -86,11 +53,11 @@ pub unsafe fn merge_states(parameters: &MergeStatesParameters, dtype: DType) {
     });
 }
 
-struct State {
-    lse_log2: f32,
+pub(super) struct State {
+    pub lse_log2: f32,
     /// Address of the output row.
-    values: u64,
-    dtype: DType,
+    pub values: u64,
+    pub dtype: DType,
 }
 
 impl State {
@@ -103,7 +70,11 @@ impl State {
 ///
 /// # Safety
 /// The states' rows are live.
-unsafe fn fold(head_dim: usize, states: impl Iterator<Item = State> + Clone, finish: impl FnOnce(&[f32], f32)) {
+pub(super) unsafe fn fold(
+    head_dim: usize,
+    states: impl Iterator<Item = State> + Clone,
+    finish: impl FnOnce(&[f32], f32),
+) {
     let states = states.filter(|state| !state.is_empty());
     let max = states.clone().map(|state| state.lse_log2).fold(f32::NEG_INFINITY, f32::max);
     SCRATCH.with_borrow_mut(|(row, out)| {

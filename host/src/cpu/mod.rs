@@ -1,7 +1,7 @@
 //! The host executor: the kernels' jobs on the host's cores, in f32, from the same parameters.
 //!
 //! In: a launch's parameters as `kernels_gpu::abi` lays them out, every address a host address. Out: what the GPU
-//! would have written, within rounding; two runs agree bit for bit. Items, merge rows and tokens are shared out to
+//! would have written, within rounding; two runs agree bit for bit. Items, heads and tokens are shared out to
 //! rayon's threads, each of which keeps its scratch.
 //!
 //! The functions are `unsafe` with one contract: **the parameters describe live memory as `kernels_gpu::abi` says**.
@@ -16,4 +16,4 @@ mod merge;
 
 pub use append::{append, positions};
 pub use attend::attend;
-pub use merge::{merge, merge_states};
+pub use merge::merge_states;

@@ -1,10 +1,11 @@
 //! Balanced cuts: McNaughton's wrap-around rule with a price on cutting.
 //!
-//! In: units, longest first. Out: each queue's items, so that the fullest queue holds little more than a fair share.
+//! In: units, longest first. Out: each team's items, so that the fullest queue holds little more than a fair share.
 //! McNaughton, "Scheduling with deadlines and loss functions" (1959): lay all jobs on a line, cut it into equal
 //! shares; a job that straddles a boundary is split. That is optimal when splitting is free. Here a piece costs
-//! [`ITEM_COST_TILES`] and a merge, so a unit that ends a little past its queue's share stays whole, no piece is
-//! shorter than [`MIN_PIECE_TILES`], and the share is the smallest found at which everything fits.
+//! [`ITEM_COST_TILES`] and a fold, so nothing is cut where whole units nearly fill the queues, a unit that ends a
+//! little past its queue's share stays whole, no piece is shorter than [`MIN_PIECE_TILES`], and the share is the
+//! smallest found at which everything fits.
 //!
 //! One pass over the units decides; it runs first to find the share and then, at that share, to write, so a plan
 //! costs a few nanoseconds a unit and its items are written in the order of the image.
@@ -18,111 +19,106 @@ pub const ITEM_COST_TILES: u64 = 2;
 /// Shortest piece a unit is cut into, in tiles: below it the partial states cost more than the balance gains.
 pub const MIN_PIECE_TILES: u32 = 2;
 
-/// A unit stays whole if it ends at most 1/25 of a share past the share: 4% of a queue's time against a merge.
-const WHOLE_UNIT_SLACK: u64 = 25;
+const SHORTEST_PIECE_COST: u64 = ITEM_COST_TILES + MIN_PIECE_TILES as u64;
 
-/// A failed share grows by at least 1/64, so that few passes find one that fits.
-const SHARE_STEP: u64 = 64;
+/// Nothing is cut, and nothing need be folded, if whole units fill the queues to within 1/25 of a share.
+const UNCUT_SLACK: u64 = 25;
 
-/// Where a pass puts what it decides.
-trait Sink {
-    fn whole(&mut self, request: &Request, tile: &RowTile, heads: std::ops::Range<u32>);
-    fn piece(&mut self, request: &Request, tile: &RowTile, head: u32, begin: u32, end: u32);
-    fn end_queue(&mut self);
-}
+/// Where something must be cut, a queue may still pass its share by 1/100 to save a cut.
+const CUT_SLACK: u64 = 100;
 
 /// Deals the batch to the queues; returns the share in tiles.
 pub(super) fn deal(batch: &Batch, writer: &mut Writer<'_>, queue_begin: &mut [u32]) -> u64 {
-    let queues = batch.queues as u64;
-    let total = batch.totals().cost_tiles;
-    let mut share = total.div_ceil(queues).max(ITEM_COST_TILES + MIN_PIECE_TILES as u64);
-    loop {
-        let left_over = wrap(batch, share, total, &mut Trial);
-        if left_over == 0 {
-            break;
+    let totals = batch.totals();
+    let teams = batch.teams as u64;
+    let mut share = totals.cost_tiles.div_ceil(teams).max(SHORTEST_PIECE_COST);
+    let mut rule = Rule { share, limit: share + share / UNCUT_SLACK, cut: false };
+    if fill(batch, rule, &mut Trial) > 0 {
+        loop {
+            rule = Rule { share, limit: share + share / CUT_SLACK, cut: true };
+            let left_over = fill(batch, rule, &mut Trial);
+            if left_over == 0 {
+                break;
+            }
+            share += left_over.div_ceil(teams);
         }
-        share += left_over.div_ceil(queues).max(share / SHARE_STEP);
     }
-    let mut sink = Queues { writer, queue_begin, ended: 0 };
-    wrap(batch, share, total, &mut sink);
-    sink.end();
+    queue_begin[0] = 0;
+    let mut queues = Queues { writer, queue_begin, ended: 0 };
+    fill(batch, rule, &mut queues);
+    while queues.ended < batch.teams as usize {
+        queues.end_queue();
+    }
     share
 }
 
-/// Fills queue after queue up to `share`. Returns the cost that found no queue, 0 if all did.
+/// How queues are filled.
+#[derive(Clone, Copy)]
+struct Rule {
+    /// Load at which a unit is cut.
+    share: u64,
+    /// Load up to which a unit, or its rest, stays whole.
+    limit: u64,
+    /// Whether units may be cut at all.
+    cut: bool,
+}
+
+/// Where a pass puts what it decides.
+trait Sink {
+    fn whole(&mut self, request: &Request, tile: &RowTile);
+    fn piece(&mut self, request: &Request, tile: &RowTile, begin: u32, end: u32);
+    fn end_queue(&mut self);
+}
+
+/// Fills queue after queue by `rule`. Returns the cost that found no queue, 0 if all did.
 #[inline(always)]
-fn wrap(batch: &Batch, share: u64, total: u64, sink: &mut impl Sink) -> u64 {
-    let whole_limit = share + share / WHOLE_UNIT_SLACK;
-    let heads = batch.heads;
-    let mut queues_left = batch.queues - 1;
-    // Cost in this queue; cost in the queues before it; pieces beyond one a unit.
-    let (mut load, mut dealt, mut cuts) = (0, 0, 0);
+fn fill(batch: &Batch, rule: Rule, sink: &mut impl Sink) -> u64 {
+    let mut queues_left = batch.teams - 1;
+    let (mut load, mut left_over) = (0, 0);
     for request in batch.requests() {
         for tile in batch.row_tiles(request) {
-            let cost = tile.tiles as u64 + ITEM_COST_TILES;
-            let mut head = 0;
+            let mut begin = 0;
             loop {
-                let first = head;
-                if load + cost * (heads - head) as u64 <= whole_limit {
-                    load += cost * (heads - head) as u64;
-                    head = heads;
-                } else {
-                    while load + cost <= whole_limit {
-                        load += cost;
-                        head += 1;
+                let rest = tile.tiles - begin;
+                let cost = rest as u64 + ITEM_COST_TILES;
+                if load + cost <= rule.limit || left_over > 0 {
+                    if begin == 0 {
+                        sink.whole(request, &tile);
+                    } else {
+                        sink.piece(request, &tile, begin, tile.tiles);
                     }
-                }
-                if head > first {
-                    sink.whole(request, &tile, first..head);
-                }
-                if head == heads {
+                    if left_over > 0 {
+                        left_over += cost
+                    } else {
+                        load += cost
+                    }
                     break;
                 }
-                let mut begin = 0;
-                loop {
-                    let rest = tile.tiles - begin;
-                    if begin > 0 && load + rest as u64 + ITEM_COST_TILES <= whole_limit {
-                        sink.piece(request, &tile, head, begin, tile.tiles);
-                        load += rest as u64 + ITEM_COST_TILES;
-                        break;
-                    }
-                    let room = share.saturating_sub(load + ITEM_COST_TILES).min(u32::MAX as u64) as u32;
-                    if room >= MIN_PIECE_TILES && rest >= 2 * MIN_PIECE_TILES {
-                        let end = begin + room.min(rest - MIN_PIECE_TILES);
-                        sink.piece(request, &tile, head, begin, end);
-                        load += (end - begin) as u64 + ITEM_COST_TILES;
-                        cuts += 1;
-                        begin = end;
-                    }
-                    if queues_left == 0 {
-                        return total + cuts * ITEM_COST_TILES - dealt - load;
-                    }
+                let room = rule.share.saturating_sub(load + ITEM_COST_TILES).min(u32::MAX as u64) as u32;
+                if rule.cut && room >= MIN_PIECE_TILES && rest >= 2 * MIN_PIECE_TILES {
+                    let end = begin + room.min(rest - MIN_PIECE_TILES);
+                    sink.piece(request, &tile, begin, end);
+                    begin = end;
+                }
+                if queues_left == 0 || (!rule.cut && cost > rule.limit) {
+                    left_over = 1;
+                } else {
                     queues_left -= 1;
                     sink.end_queue();
-                    dealt += load;
                     load = 0;
-                    if begin == 0 {
-                        break;
-                    }
-                }
-                if begin > 0 {
-                    head += 1;
-                }
-                if head == heads {
-                    break;
                 }
             }
         }
     }
-    0
+    left_over
 }
 
 /// Decides and forgets.
 struct Trial;
 
 impl Sink for Trial {
-    fn whole(&mut self, _: &Request, _: &RowTile, _: std::ops::Range<u32>) {}
-    fn piece(&mut self, _: &Request, _: &RowTile, _: u32, _: u32, _: u32) {}
+    fn whole(&mut self, _: &Request, _: &RowTile) {}
+    fn piece(&mut self, _: &Request, _: &RowTile, _: u32, _: u32) {}
     fn end_queue(&mut self) {}
 }
 
@@ -133,28 +129,18 @@ struct Queues<'a, 'b> {
     ended: usize,
 }
 
-impl Queues<'_, '_> {
-    fn end(mut self) {
-        self.queue_begin[0] = 0;
-        while self.ended + 1 < self.queue_begin.len() {
-            self.end_queue();
-        }
-    }
-}
-
 impl Sink for Queues<'_, '_> {
     #[inline(always)]
-    fn whole(&mut self, request: &Request, tile: &RowTile, heads: std::ops::Range<u32>) {
-        self.writer.whole(request, tile, heads);
+    fn whole(&mut self, request: &Request, tile: &RowTile) {
+        self.writer.whole(request, tile);
     }
 
-    fn piece(&mut self, request: &Request, tile: &RowTile, head: u32, begin: u32, end: u32) {
-        self.writer.piece(request, tile, head, begin, end);
+    fn piece(&mut self, request: &Request, tile: &RowTile, begin: u32, end: u32) {
+        self.writer.piece(request, tile, begin, end);
     }
 
-    #[inline(always)]
     fn end_queue(&mut self) {
         self.ended += 1;
-        self.queue_begin[self.ended] = self.writer.items().len() as u32;
+        self.queue_begin[self.ended] = self.writer.items() as u32;
     }
 }

@@ -1,7 +1,7 @@
 //! The batch as the planner sees it: one record a request, longest first, and the units each one has.
 //!
 //! In: page table and query lengths. Out: requests that have query tokens, by falling length, and for each its row
-//! tiles with the keys their rows may see. All KV heads of a row tile are alike.
+//! tiles with the keys their rows may see. All KV heads of a row tile are alike, and go with it.
 
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::tile::ATTEND_TILE_ROWS;
@@ -25,7 +25,7 @@ pub(super) struct Request {
     pub tiles: u32,
 }
 
-/// Up to 16 packed rows of a request, for any KV head: as many equal units as there are heads.
+/// Up to 16 packed rows of a request, for every KV head.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RowTile {
     pub row_begin: u32,
@@ -41,7 +41,7 @@ pub(super) struct Batch {
     pub heads: u32,
     pub group: Divisor,
     pub tile_tokens: Divisor,
-    pub queues: u32,
+    pub teams: u32,
     causal: bool,
     gathered: Vec<Request>,
     requests: Vec<Request>,
@@ -55,7 +55,7 @@ impl Batch {
             heads: config.kv_heads,
             group: nonzero(config.group()),
             tile_tokens: nonzero(target.tile_tokens),
-            queues: target.queues,
+            teams: target.teams(config.kv_heads).teams,
             causal: config.causal,
             gathered: Vec::with_capacity(max_requests as usize),
             requests: Vec::with_capacity(max_requests as usize),
@@ -133,8 +133,8 @@ impl Batch {
             self.totals.longest_unit_tiles = self.totals.longest_unit_tiles.max(request.tiles);
             self.gathered.push(request);
         }
-        self.totals.units = units * self.heads as u64;
-        self.totals.cost_tiles = tiles * self.heads as u64 + self.totals.units * ITEM_COST_TILES;
+        self.totals.units = units;
+        self.totals.cost_tiles = tiles + units * ITEM_COST_TILES;
     }
 
     /// Longest first, by a counting sort: stable, and exact to 1/256 of the longest, which is all that the

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use kernels_gpu::abi::tile::ATTEND_TILE_ROWS;
+use kernels_gpu::abi::tile::{ATTEND_TILE_ROWS, Teams};
 
 use super::balanced::ITEM_COST_TILES;
 use super::{Plan, SplitMode};
@@ -43,7 +43,7 @@ pub struct Explain {
     pub query_tokens: u64,
     /// Keys of the batch.
     pub kv_tokens: u64,
-    /// (Request, KV head, row tile) triples.
+    /// (Request, row tile) pairs, each for all KV heads.
     pub units: u64,
     /// Units cut in two or more pieces.
     pub cut_units: u64,
@@ -55,8 +55,8 @@ pub struct Explain {
     pub share_tiles: u64,
     /// Work items.
     pub items: u32,
-    /// Output rows folded from partial states.
-    pub merge_rows: u32,
+    /// Teams of blocks, blocks of a team, and KV heads a block takes one after another.
+    pub teams: Teams,
     /// Partial states.
     pub partial_rows: u32,
     /// Bytes of keys and values the attend kernel reads.
@@ -93,11 +93,11 @@ impl Plan {
     pub fn explain(&self) -> Explain {
         let row_bytes = 2 * self.config.head_dim as u64 * self.config.dtype.bytes() as u64;
         let keys: u64 = self.items().iter().map(|item| (item.kv_end_tokens - item.kv_begin_tokens) as u64).sum();
-        let first_pieces = self.items().iter().filter(|item| item.partial_stride > 0 && item.kv_begin_tokens == 0);
+        let first_pieces = self.items().iter().filter(|item| item.pieces > 1 && item.piece == 0);
         let (mut cut_units, mut most_pieces) = (0, u32::from(self.header.items > 0));
         for item in first_pieces {
             cut_units += 1;
-            most_pieces = most_pieces.max(item.partial_stride);
+            most_pieces = most_pieces.max(item.pieces);
         }
         Explain {
             tile_rows: ATTEND_TILE_ROWS,
@@ -112,7 +112,7 @@ impl Plan {
             longest_unit_tiles: self.totals.longest_unit_tiles,
             share_tiles: self.totals.share_tiles,
             items: self.header.items,
-            merge_rows: self.header.merge_rows,
+            teams: self.target.teams(self.config.kv_heads),
             partial_rows: self.header.partial_rows,
             kv_bytes: keys * row_bytes,
             partial_bytes: self.header.partial_rows as u64 * 4 * (self.config.head_dim as u64 + 1),
@@ -148,27 +148,21 @@ impl fmt::Display for Explain {
             self.requests, self.query_tokens, self.kv_tokens
         )?;
         writeln!(f, "tile      {} packed query rows x {} keys", self.tile_rows, self.tile_tokens)?;
-        writeln!(
-            f,
-            "units     {} (request, KV head, row tile), the longest {} tiles",
-            self.units, self.longest_unit_tiles
-        )?;
+        writeln!(f, "units     {} (request, row tile), the longest {} tiles", self.units, self.longest_unit_tiles)?;
         writeln!(f, "items     {}; {} units cut, in at most {} pieces", self.items, self.cut_units, self.most_pieces)?;
         writeln!(f, "why       {}", self.why())?;
         writeln!(
             f,
-            "queues    {}, load min {} mean {:.1} max {} tiles, {:.1}% busy",
-            balance.queue_loads.len(),
+            "teams     {} of {} blocks, {} KV heads a block; load min {} mean {:.1} max {} tiles, {:.1}% busy",
+            self.teams.teams,
+            self.teams.blocks,
+            self.teams.heads_per_block,
             balance.min,
             balance.mean,
             balance.max,
             100.0 * balance.efficiency()
         )?;
-        writeln!(
-            f,
-            "merge     {} output rows from {} partial states, {} bytes",
-            self.merge_rows, self.partial_rows, self.partial_bytes
-        )?;
+        writeln!(f, "fold      {} partial states, {} bytes", self.partial_rows, self.partial_bytes)?;
         write!(f, "bytes     {} of keys and values, {} of plan", self.kv_bytes, self.image_bytes)
     }
 }

@@ -4,7 +4,7 @@
 //! and to place the arrays of the host image, which [`Arrays`] holds. Nothing here depends on a batch.
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use kernels_gpu::abi::plan::{DIRECT, MergeRow, PlanHeader, WorkItem};
+use kernels_gpu::abi::plan::{PlanHeader, WorkItem};
 use kernels_gpu::abi::tile::ATTEND_TILE_ROWS;
 
 use super::{Limits, PlanError, SplitMode, Target, spread};
@@ -15,7 +15,7 @@ use crate::workspace::{OFFSET_ALIGNMENT_BYTES, WorkspaceLayout};
 /// The largest counts of a plan.
 struct Capacity {
     items: u128,
-    merge_rows: u128,
+    groups: u128,
     partial_rows: u128,
 }
 
@@ -28,53 +28,51 @@ fn capacity(config: &AttentionConfig, target: Target, mode: SplitMode, limits: &
     let occupied = requests.min(tokens);
     let row_tiles =
         ((tokens * group + occupied * (rows_of_tile - 1)) / rows_of_tile).min(tokens * group.div_ceil(rows_of_tile));
-    let units = row_tiles * heads;
     let rows_of_tile = rows_of_tile.min(tokens * group);
     let kv_tiles = limits.max_kv_len_tokens.div_ceil(target.tile_tokens) as u128;
+    let uncut = Capacity { items: row_tiles, groups: 0, partial_rows: 0 };
     match mode {
-        SplitMode::Unsplit => Capacity { items: units, merge_rows: 0, partial_rows: 0 },
+        SplitMode::Unsplit => uncut,
         SplitMode::Balanced => {
-            // The end of a queue cuts at most one unit, and `c` cuts make at most `2 * c` pieces of cut units.
-            let cuts = (target.queues as u128 - 1).min(units * kv_tiles.saturating_sub(1));
-            Capacity {
-                items: units + cuts,
-                merge_rows: output_rows.min(rows_of_tile * cuts),
-                partial_rows: rows_of_tile * 2 * cuts,
-            }
+            // The end of a queue cuts at most one row tile, and `c` cuts make at most `2 * c` pieces of cut ones.
+            let teams = target.teams(config.kv_heads).teams as u128;
+            let cuts = (teams - 1).min(row_tiles * kv_tiles.saturating_sub(1));
+            Capacity { items: row_tiles + cuts, groups: cuts * heads, partial_rows: rows_of_tile * 2 * cuts * heads }
         }
         SplitMode::BatchInvariant => {
-            // A request that is cut has at most `REQUEST_PIECES` pieces, of at least half as many units.
+            // A request that is cut has at most `REQUEST_PIECES` pieces, counted over row tiles and heads, of at
+            // least half as many (row tile, head) pairs.
             let most_pieces = spread::most_invariant_pieces(config, target, limits.max_kv_len_tokens) as u128;
             if most_pieces < 2 {
-                return Capacity { items: units, merge_rows: 0, partial_rows: 0 };
+                return uncut;
             }
-            let request_rows = requests * rows_of_tile * spread::REQUEST_PIECES as u128;
+            let pieces = requests * spread::REQUEST_PIECES as u128;
             Capacity {
-                items: (units * most_pieces).min(units + requests * spread::REQUEST_PIECES as u128),
-                merge_rows: output_rows.min(request_rows / 2),
-                partial_rows: (output_rows * most_pieces).min(request_rows),
+                items: (row_tiles * most_pieces).min(row_tiles + pieces),
+                groups: (row_tiles * heads).min(pieces / 2),
+                partial_rows: (output_rows * most_pieces).min(pieces * rows_of_tile),
             }
         }
         SplitMode::FixedSplit { tokens: piece_tokens } => {
             let piece_tiles = spread::fixed_piece_tiles(piece_tokens, target) as u128;
             let most_pieces = kv_tiles.div_ceil(piece_tiles);
             if most_pieces < 2 {
-                return Capacity { items: units, merge_rows: 0, partial_rows: 0 };
+                return uncut;
             }
             let piece_tokens = piece_tiles * target.tile_tokens as u128;
             let pieces_of_batch = limits.max_kv_tokens as u128 / piece_tokens + requests;
             let row_tiles_of_request = (tokens * group).div_ceil(ATTEND_TILE_ROWS as u128);
-            let items = (units * most_pieces).min(heads * row_tiles_of_request * pieces_of_batch);
+            let items = (row_tiles * most_pieces).min(row_tiles_of_request * pieces_of_batch);
             Capacity {
                 items,
-                merge_rows: output_rows,
-                partial_rows: (output_rows * most_pieces).min(rows_of_tile * items),
+                groups: row_tiles * heads,
+                partial_rows: (output_rows * most_pieces).min(rows_of_tile * items * heads),
             }
         }
     }
 }
 
-/// Lays out the workspace: header, `queue_begin`, merge rows, items; then partial outputs and their LSE.
+/// Lays out the workspace: header, `arrivals`, `queue_begin`, items; then partial outputs and their LSE.
 ///
 /// # Errors
 /// Refuses limits that lead to indices or image offsets past 32 bits.
@@ -94,32 +92,33 @@ pub(super) fn place(
         limits.max_query_tokens as u128 * config.group() as u128,
         positions,
     )?;
-    fits("target.queues", target.queues as u128, positions)?;
+    fits("target.blocks", target.blocks as u128, positions)?;
     fits("target.tile_tokens", target.tile_tokens as u128, positions)?;
 
     let capacity = capacity(config, target, mode, limits);
     let max_items = fits("work items", capacity.items, positions)?;
-    let max_merge_rows = fits("merge rows", capacity.merge_rows, positions)?;
-    let max_partial_rows = fits("partial states", capacity.partial_rows, DIRECT as u64 - 1)?;
+    let max_groups = fits("arrival counts", capacity.groups, positions)?;
+    let max_partial_rows = fits("partial states", capacity.partial_rows, u32::MAX as u64)?;
 
     let align = |bytes: u64| bytes.next_multiple_of(OFFSET_ALIGNMENT_BYTES);
-    let queue_begin_offset_bytes = align(size_of::<PlanHeader>() as u64);
-    let merge_rows_offset_bytes = align(queue_begin_offset_bytes + 4 * (target.queues as u64 + 1));
-    let items_offset_bytes = align(merge_rows_offset_bytes + size_of::<MergeRow>() as u64 * max_merge_rows);
+    let teams = target.teams(config.kv_heads).teams as u64;
+    let arrivals_offset_bytes = align(size_of::<PlanHeader>() as u64);
+    let queue_begin_offset_bytes = align(arrivals_offset_bytes + 4 * max_groups);
+    let items_offset_bytes = align(queue_begin_offset_bytes + 4 * (teams + 1));
     let image_bytes = align(items_offset_bytes + size_of::<WorkItem>() as u64 * max_items);
     fits("plan image bytes", image_bytes as u128, u32::MAX as u64)?;
     let partial_out_offset_bytes = image_bytes;
     let partial_lse_offset_bytes = align(partial_out_offset_bytes + 4 * max_partial_rows * config.head_dim as u64);
     Ok(WorkspaceLayout {
+        arrivals_offset_bytes,
         queue_begin_offset_bytes,
-        merge_rows_offset_bytes,
         items_offset_bytes,
         image_bytes,
         partial_out_offset_bytes,
         partial_lse_offset_bytes,
         total_bytes: align(partial_lse_offset_bytes + 4 * max_partial_rows),
         max_items: max_items as u32,
-        max_merge_rows: max_merge_rows as u32,
+        max_groups: max_groups as u32,
         max_partial_rows: max_partial_rows as u32,
     })
 }
@@ -128,14 +127,14 @@ pub(super) fn place(
 #[derive(Debug)]
 pub(super) struct Arrays {
     layout: WorkspaceLayout,
-    queues: u32,
+    teams: u32,
     /// `u64` for the alignment of the header's epoch.
     words: Vec<u64>,
 }
 
 impl Arrays {
-    pub fn new(layout: WorkspaceLayout, queues: u32) -> Arrays {
-        Arrays { layout, queues, words: vec![0; layout.image_bytes as usize / 8] }
+    pub fn new(layout: WorkspaceLayout, teams: u32) -> Arrays {
+        Arrays { layout, teams, words: vec![0; layout.image_bytes as usize / 8] }
     }
 
     pub fn layout(&self) -> &WorkspaceLayout {
@@ -152,12 +151,7 @@ impl Arrays {
 
     fn queue_begin_bytes(&self) -> std::ops::Range<usize> {
         let begin = self.layout.queue_begin_offset_bytes as usize;
-        begin..begin + 4 * (self.queues as usize + 1)
-    }
-
-    fn merge_rows_bytes(&self) -> std::ops::Range<usize> {
-        let begin = self.layout.merge_rows_offset_bytes as usize;
-        begin..begin + size_of::<MergeRow>() * self.layout.max_merge_rows as usize
+        begin..begin + 4 * (self.teams as usize + 1)
     }
 
     fn items_bytes(&self) -> std::ops::Range<usize> {
@@ -169,20 +163,15 @@ impl Arrays {
         cast_slice(&self.image()[self.queue_begin_bytes()])
     }
 
-    pub fn merge_rows(&self) -> &[MergeRow] {
-        cast_slice(&self.image()[self.merge_rows_bytes()])
-    }
-
     pub fn items(&self) -> &[WorkItem] {
         cast_slice(&self.image()[self.items_bytes()])
     }
 
-    /// `queue_begin`, merge rows and items, at full capacity.
-    pub fn split_mut(&mut self) -> (&mut [u32], &mut [MergeRow], &mut [WorkItem]) {
-        let ranges = [self.queue_begin_bytes(), self.merge_rows_bytes(), self.items_bytes()];
+    /// `queue_begin` and items, at full capacity.
+    pub fn split_mut(&mut self) -> (&mut [u32], &mut [WorkItem]) {
+        let ranges = [self.queue_begin_bytes(), self.items_bytes()];
         let bytes: &mut [u8] = cast_slice_mut(&mut self.words);
-        let [queue_begin, merge_rows, items] =
-            bytes.get_disjoint_mut(ranges).expect("the layout places arrays one after another");
-        (cast_slice_mut(queue_begin), cast_slice_mut(merge_rows), cast_slice_mut(items))
+        let [queue_begin, items] = bytes.get_disjoint_mut(ranges).expect("the layout places arrays one after another");
+        (cast_slice_mut(queue_begin), cast_slice_mut(items))
     }
 }

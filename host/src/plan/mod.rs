@@ -2,12 +2,12 @@
 //!
 //! In: a [`PageTable`], [`QueryLengths`] and an [`AttentionConfig`]; integers in host memory, no GPU. Out: a [`Plan`],
 //! one byte image in the layout of [`kernels_gpu::abi::plan`]. Invariant: every (query row, visible key) pair lies
-//! in exactly one item, and every query row is either written by exactly one direct item or named by exactly one
-//! merge row. A *unit* is one row tile (up to 16 packed rows) of one request and KV head, with all keys any of its
-//! rows may see; planning means cutting units along their keys and choosing a queue for each piece.
+//! in exactly one item, and every query row is written by one direct item or by the pieces of one split. A *unit* is
+//! one row tile (up to 16 packed rows) of one request, with all keys any of its rows may see, for all KV heads;
+//! planning means cutting units along their keys and choosing a team of blocks for each piece.
 //!
 //! The files in reading order: `batch` derives the units, `layout` fixes the image's capacities and offsets,
-//! `writer` spells items and merge rows, `balanced` and `spread` decide cuts and queues, `explain` reports.
+//! `writer` spells items, `balanced` and `spread` decide cuts and queues, `explain` reports.
 
 mod balanced;
 mod batch;
@@ -16,8 +16,8 @@ mod layout;
 mod spread;
 mod writer;
 
-use kernels_gpu::abi::plan::{MergeRow, PLAN_MAGIC, PlanHeader, WorkItem};
-use kernels_gpu::abi::tile::AttendTile;
+use kernels_gpu::abi::plan::{PLAN_MAGIC, PlanHeader, WorkItem};
+use kernels_gpu::abi::tile::{AttendTile, Teams};
 
 pub use balanced::{ITEM_COST_TILES, MIN_PIECE_TILES};
 pub use explain::{Balance, Explain};
@@ -34,22 +34,27 @@ use writer::Writer;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Target {
-    /// Queues, one for each block of the attend kernel: multiprocessors times blocks per multiprocessor.
-    pub queues: u32,
+    /// Blocks of the attend kernel that run at once: multiprocessors times blocks per multiprocessor.
+    pub blocks: u32,
     /// Keys of a tile, the step in which the kernel walks a range; cuts fall on multiples of it.
     pub tile_tokens: u32,
 }
 
 impl Target {
-    /// `queues` blocks that walk tiles of `tile_tokens` keys.
-    pub const fn new(queues: u32, tile_tokens: u32) -> Target {
-        Target { queues, tile_tokens }
+    /// `blocks` blocks that walk tiles of `tile_tokens` keys.
+    pub const fn new(blocks: u32, tile_tokens: u32) -> Target {
+        Target { blocks, tile_tokens }
+    }
+
+    /// How the blocks stand in teams, each with a queue.
+    pub const fn teams(self, kv_heads: u32) -> Teams {
+        Teams::new(kv_heads, self.blocks)
     }
 
     /// The attend kernel of `tile` on a device with `multiprocessors`.
     pub const fn for_tile(multiprocessors: u32, tile: AttendTile) -> Target {
         Target {
-            queues: multiprocessors.saturating_mul(tile.blocks_per_multiprocessor),
+            blocks: multiprocessors.saturating_mul(tile.blocks_per_multiprocessor),
             tile_tokens: tile.tile_tokens(),
         }
     }
@@ -188,7 +193,7 @@ impl Planner {
     /// fit 32 bits.
     pub fn new(config: AttentionConfig, target: Target, mode: SplitMode, limits: Limits) -> Result<Planner, PlanError> {
         config.validate()?;
-        for (field, value) in [("target.queues", target.queues), ("target.tile_tokens", target.tile_tokens)] {
+        for (field, value) in [("target.blocks", target.blocks), ("target.tile_tokens", target.tile_tokens)] {
             if value == 0 {
                 return Err(PlanError::Zero { field });
             }
@@ -197,24 +202,25 @@ impl Planner {
             return Err(PlanError::Zero { field: "FixedSplit tokens" });
         }
         let layout = layout::place(&config, target, mode, &limits)?;
+        let teams = target.teams(config.kv_heads).teams;
         let spread = match mode {
             SplitMode::Balanced => None,
-            _ => Some(Spread::new(target, mode, limits.max_requests, layout.max_items)),
+            _ => Some(Spread::new(target, teams, mode, limits.max_requests, layout.max_items)),
         };
         let plan = Plan {
             config,
             target,
             mode,
-            arrays: Arrays::new(layout, target.queues),
+            arrays: Arrays::new(layout, teams),
             header: PlanHeader {
                 magic: PLAN_MAGIC,
-                queues: target.queues,
+                teams,
                 items: 0,
-                merge_rows: 0,
+                groups: 0,
                 partial_rows: 0,
+                arrivals_offset_bytes: layout.arrivals_offset_bytes as u32,
                 queue_begin_offset_bytes: layout.queue_begin_offset_bytes as u32,
                 items_offset_bytes: layout.items_offset_bytes as u32,
-                merge_rows_offset_bytes: layout.merge_rows_offset_bytes as u32,
                 epoch: 0,
                 image_bytes: 0,
             },
@@ -247,19 +253,17 @@ impl Planner {
         self.batch.gather(table, query, &self.limits)?;
 
         let plan = &mut self.plan;
-        let (queue_begin, merge_rows, items) = plan.arrays.split_mut();
-        let mut writer = Writer::new(&self.batch, items, merge_rows);
+        let (queue_begin, items) = plan.arrays.split_mut();
+        let mut writer = Writer::new(&self.batch, items);
         let share_tiles = match &mut self.spread {
             None => balanced::deal(&self.batch, &mut writer, queue_begin),
             Some(spread) => spread.deal(&self.batch, &mut writer, queue_begin),
         };
         let written = writer.finish();
 
-        let stale = written.merge_rows..(plan.header.merge_rows as usize).max(written.merge_rows);
-        merge_rows[stale].fill(MergeRow { token: 0, head: 0, partial_begin: 0, count: 0 });
         plan.header = PlanHeader {
             items: written.items as u32,
-            merge_rows: written.merge_rows as u32,
+            groups: written.groups,
             partial_rows: written.partial_rows,
             epoch: plan.header.epoch + 1,
             image_bytes: plan.arrays.layout().items_offset_bytes + (written.items * size_of::<WorkItem>()) as u64,
@@ -277,9 +281,8 @@ impl Planner {
 }
 
 impl Plan {
-    /// The bytes to upload to the start of the workspace, in one copy: header, `queue_begin`, merge rows and items,
-    /// up to the last item. The merge rows lie before the items because there are few of them (at most 16 a queue
-    /// when balanced), so the room they leave unused, which is copied as zeros, is small.
+    /// The bytes to upload to the start of the workspace, in one copy: everything up to the last item. The counts
+    /// before the queues are zeros, at most as many as blocks when balanced.
     pub fn image(&self) -> &[u8] {
         &self.arrays.image()[..self.header.image_bytes as usize]
     }
@@ -289,7 +292,7 @@ impl Plan {
         self.header
     }
 
-    /// First item of each queue, and the end of the last: `queues + 1` values.
+    /// First item of each queue, and the end of the last: `teams + 1` values.
     pub fn queue_begin(&self) -> &[u32] {
         self.arrays.queue_begin()
     }
@@ -299,14 +302,9 @@ impl Plan {
         &self.arrays.items()[..self.header.items as usize]
     }
 
-    /// The work items of each queue.
+    /// The work items of each team's queue.
     pub fn queues(&self) -> impl Iterator<Item = &[WorkItem]> {
         self.queue_begin().windows(2).map(|range| &self.items()[range[0] as usize..range[1] as usize])
-    }
-
-    /// Output rows folded from partial states.
-    pub fn merge_rows(&self) -> &[MergeRow] {
-        &self.arrays.merge_rows()[..self.header.merge_rows as usize]
     }
 
     /// Counts the plans of one planner, from 1.

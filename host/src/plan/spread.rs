@@ -45,7 +45,7 @@ pub(super) struct Spread {
 }
 
 impl Spread {
-    pub fn new(target: Target, mode: SplitMode, max_requests: u32, max_items: u32) -> Spread {
+    pub fn new(target: Target, teams: u32, mode: SplitMode, max_requests: u32, max_items: u32) -> Spread {
         Spread {
             mode,
             fixed_piece_tiles: match mode {
@@ -54,7 +54,7 @@ impl Spread {
             },
             order: Vec::with_capacity(max_requests as usize),
             queue_of: vec![0; max_items as usize],
-            loads: Loads::new(target.queues),
+            loads: Loads::new(teams),
         }
     }
 
@@ -88,14 +88,12 @@ impl Spread {
                 let pieces = tile.tiles.div_ceil(piece_tiles).max(1);
                 let last = (tile.tiles - (pieces - 1) * piece_tiles) as u64 + ITEM_COST_TILES;
                 let full = piece_tiles as u64 + ITEM_COST_TILES;
-                total += (full * (pieces - 1) as u64 + last) * batch.heads as u64;
-                for _ in 0..batch.heads {
-                    for piece in 1..=pieces {
-                        let queue = self.loads.deal(if piece == pieces { last } else { full });
-                        self.queue_of[items] = queue;
-                        queue_begin[queue as usize + 1] += 1;
-                        items += 1;
-                    }
+                total += full * (pieces - 1) as u64 + last;
+                for piece in 1..=pieces {
+                    let queue = self.loads.deal(if piece == pieces { last } else { full });
+                    self.queue_of[items] = queue;
+                    queue_begin[queue as usize + 1] += 1;
+                    items += 1;
                 }
             }
         }
@@ -108,14 +106,12 @@ impl Spread {
         for &key in &self.order {
             let (piece_tiles, request) = piece_and_request(batch, key);
             for tile in batch.row_tiles(request) {
-                for head in 0..batch.heads {
-                    writer.spread(request, &tile, head, piece_tiles, &mut queue_of, queue_begin);
-                }
+                writer.spread(request, &tile, piece_tiles, &mut queue_of, queue_begin);
             }
         }
         queue_begin.rotate_right(1);
         queue_begin[0] = 0;
-        total.div_ceil(batch.queues as u64)
+        total.div_ceil(batch.teams as u64)
     }
 }
 

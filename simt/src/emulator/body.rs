@@ -15,9 +15,11 @@ use super::{
 /// What one load or store instruction moves.
 ///
 /// # Safety
-/// The type has no padding, every bit pattern is a value of it, and its size is 2, 4, 8 or 16 bytes.
+/// The type has no padding, every bit pattern is a value of it, and its size is 1, 2, 4, 8 or 16 bytes.
 pub unsafe trait Word: Copy + 'static {}
 // SAFETY: plain numbers and arrays of them, without padding.
+unsafe impl Word for u8 {}
+// SAFETY: as above.
 unsafe impl Word for u16 {}
 // SAFETY: as above.
 unsafe impl Word for u32 {}
