@@ -6,7 +6,7 @@
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::parameters::{AppendParameters, MergeStatesParameters, PositionsParameters, RowsView};
 #[cfg(feature = "cuda")]
-use kernels_gpu::abi::tile::{APPEND_PIECES, APPEND_THREADS};
+use kernels_gpu::abi::tile::{APPEND_PIECES, APPEND_THREADS, MERGE_THREADS};
 
 use crate::Error;
 use crate::config::{AttentionConfig, ConfigError, DType};
@@ -400,8 +400,8 @@ unsafe fn launch_merge(
                 ("merged.lse", parameters.out_lse.address),
             ])?;
             let function = cuda.function(&format!("merge_states_{dtype}"))?;
-            // Sixteen blocks of 128 threads fill a multiprocessor; past that blocks take rows in turn.
-            let blocks = rows.min(16 * cuda.properties().multiprocessors);
+            // A warp a row; past sixteen blocks a multiprocessor they take rows in turn.
+            let blocks = rows.div_ceil(MERGE_THREADS / 32).min(16 * cuda.properties().multiprocessors);
             // SAFETY: live memory of the device, by this function's contract.
             unsafe { cuda.launch(&function, stream, blocks, parameters)? };
         }

@@ -82,7 +82,7 @@ pub unsafe fn attend<
         while at.has_work() {
             let work = Work::read(&p, at);
             let limits = work.limits(&p, row);
-            let first_limit = work.limit(&p, 0);
+            let (first_limit, rows) = (work.limit(&p, 0), work.rows);
             let mut queries: [[u32; 4]; QUERY_STEPS] = core::mem::zeroed();
             let mut outputs: [[f32; 4]; OUTPUT_STEPS] = core::mem::zeroed();
             let mut outputs_right: [[f32; 4]; OUTPUT_STEPS] = core::mem::zeroed();
@@ -165,7 +165,7 @@ pub unsafe fn attend<
                     let fold = room.fold(consumed);
                     unroll::<2>(|half| {
                         let row = row + 8 * half as u32;
-                        if row < work.rows {
+                        if row < rows {
                             if output_warp == 0 && quad == 0 {
                                 fold.state(kv_warp, row).store([softmax.maximum[half], softmax.sum[half]]);
                             }
@@ -178,7 +178,7 @@ pub unsafe fn attend<
                         }
                     });
                     sync_threads();
-                    fold.write::<E>(&p, &work);
+                    fold.write::<E>(&p, &Work::read_again(&p, at));
                     break;
                 }
             }
@@ -235,9 +235,8 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Shape<HEAD_DIM, HOPPER> {
     };
     /// 16-byte pieces of a row.
     const CHUNKS: u32 = HEAD_DIM / 8;
-    /// Whether a warp keeps the query fragments in registers: 64 registers at 256 columns, which fit
-    /// beside the rest only with the wider block of Hopper's tile.
-    const RESIDENT_QUERIES: bool = HEAD_DIM <= if HOPPER { 256 } else { 224 };
+    /// Whether a warp keeps the query fragments in registers: up to 56 of them, beside as many accumulators.
+    const RESIDENT_QUERIES: bool = HEAD_DIM <= 224;
     /// Rounds in which the block's threads copy a tile of K (and of V), a piece each.
     const ROUNDS: usize = (Self::TILE.tile_tokens() * Self::CHUNKS / Self::TILE.threads()) as usize;
 
@@ -311,7 +310,7 @@ struct Loader<const HEAD_DIM: u32, const HOPPER: bool> {
     token: u32,
     /// The tile whose addresses lie in shared memory: its valid rows, and its item if it is the item's first.
     ready_rows: u32,
-    ready: Work,
+    ready_at: Cursor,
     ready_first: bool,
     stage: u32,
     slot: u32,
@@ -327,7 +326,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
         // SAFETY: items of the queue, by the kernel's contract.
         let work = if at.has_work() { unsafe { Work::read(p, at) } } else { Work::none() };
         let token = work.kv_begin;
-        Loader { at, work, token, ready_rows: 0, ready: work, ready_first: false, stage: 0, slot: 0, parity: 0 }
+        Loader { at, work, token, ready_rows: 0, ready_at: at, ready_first: false, stage: 0, slot: 0, parity: 0 }
     }
 
     /// Fills the pipeline: the first `STAGES - 1` tiles on their way, the next one's addresses ready after a barrier.
@@ -386,7 +385,8 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
         if self.at.has_work() && row < Self::TILE.tile_tokens() && self.work.kv_begin < self.work.kv_end {
             let (page, _) = p.page_size.divide(self.row_token(row));
             // SAFETY: the page table covers the request's keys, by the kernel's contract.
-            unsafe { Global::<u32>::new(p.page_indices).add(self.work.page_begin as u64 + page as u64).load_constant() }
+            // An ordered load: a read-only one may be moved down to its use, where its latency shows.
+            unsafe { Global::<u32>::new(p.page_indices).add(self.work.page_begin as u64 + page as u64).load() }
         } else {
             0
         }
@@ -420,7 +420,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
         self.ready_rows = self.work.kv_end - self.token;
         self.ready_first = self.token == self.work.kv_begin;
         if self.ready_first {
-            self.ready = self.work;
+            self.ready_at = self.at;
         }
         self.token += Self::TILE.tile_tokens();
         if self.token >= self.work.kv_end {
@@ -438,12 +438,14 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     unsafe fn copy_queries(&self, p: &AttendParameters, room: Room<HEAD_DIM, HOPPER>) {
         let tile = room.queries(self.slot);
+        // SAFETY: an item of the queue, by the kernel's contract.
+        let work = unsafe { Work::read_again(p, self.ready_at) };
         let mut index = thread::thread_idx_x();
         while index < ATTEND_TILE_ROWS * Shape::<HEAD_DIM, HOPPER>::CHUNKS {
             let row = index / Shape::<HEAD_DIM, HOPPER>::CHUNKS;
             let chunk = index % Shape::<HEAD_DIM, HOPPER>::CHUNKS;
-            let valid = row < self.ready.rows;
-            let source = self.ready.row(&p.q, p.group, if valid { row } else { 0 }).add(16 * chunk as u64);
+            let valid = row < work.rows;
+            let source = work.row(&p.q, p.group, if valid { row } else { 0 }).add(16 * chunk as u64);
             // SAFETY: a live query row, by the kernel's contract. `STAGES - 1` tiles ahead is at most as many items
             // ahead, so the slot's item is done.
             unsafe { copy_async_16(tile.chunk(row, chunk), source, if valid { 16 } else { 0 }) };
@@ -495,9 +497,29 @@ impl Work {
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     unsafe fn read(p: &AttendParameters, at: Cursor) -> Self {
-        let words = Global::<[u32; 4]>::new(p.items).add(at.item as u64 * (size_of::<WorkItem>() as u64 / 16));
+        let words = Self::words(p, at);
         // SAFETY: an item of the plan, by the kernel's contract.
-        let (a, b, c) = unsafe { (words.load_constant(), words.add(1).load_constant(), words.add(2).load_constant()) };
+        unsafe {
+            Self::from_words([words.load_constant(), words.add(1).load_constant(), words.add(2).load_constant()], at)
+        }
+    }
+
+    /// The same once more, where it is needed again: ordered loads, so that nothing is kept in registers meanwhile.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    unsafe fn read_again(p: &AttendParameters, at: Cursor) -> Self {
+        let words = Self::words(p, at);
+        // SAFETY: an item of the plan, by the kernel's contract.
+        unsafe { Self::from_words([words.load(), words.add(1).load(), words.add(2).load()], at) }
+    }
+
+    #[inline(always)]
+    fn words(p: &AttendParameters, at: Cursor) -> Global<[u32; 4]> {
+        Global::new(p.items).add(at.item as u64 * (size_of::<WorkItem>() as u64 / 16))
+    }
+
+    #[inline(always)]
+    fn from_words([a, b, c]: [[u32; 4]; 3], at: Cursor) -> Self {
         Work {
             request: a[0],
             query_begin: a[1],

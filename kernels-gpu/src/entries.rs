@@ -125,7 +125,7 @@ mod host {
     }
 
     fn merge_bounds(_: Family) -> Option<LaunchBounds> {
-        Some(LaunchBounds { threads: MERGE_THREADS, blocks_per_multiprocessor: 4, shared_bytes: 0 })
+        Some(LaunchBounds { threads: MERGE_THREADS, blocks_per_multiprocessor: 2, shared_bytes: 0 })
     }
 
     fn append_bounds(_: Family) -> Option<LaunchBounds> {

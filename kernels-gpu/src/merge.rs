@@ -19,8 +19,8 @@ use crate::abi::parameters::{MergeStatesParameters, RowsView};
 use crate::abi::tile::MERGE_THREADS;
 use crate::tile::unroll;
 
-/// States in flight: their loads do not wait for each other.
-const IN_FLIGHT: usize = 8;
+/// States in flight: their loads do not wait for each other. A divisor of 32.
+const IN_FLIGHT: usize = 16;
 
 /// A format partial and merged values are stored in, four elements at a time.
 pub trait Values: Copy + 'static {
@@ -167,34 +167,48 @@ pub unsafe fn fold_row<In: Values, Out: Values>(
         let origin = if maximum == f32::NEG_INFINITY { 0.0 } else { maximum };
 
         let mut sum = 0.0;
-        let mut column = lane;
-        while column < head_dim / 4 {
-            sum = 0.0;
+        let mut first_column = 0;
+        while first_column < head_dim / 4 {
+            let column = first_column + lane;
+            let present = column < head_dim / 4;
             let mut output = [0.0; 4];
-            let mut state = 0;
-            while state < count {
-                let mut weights = [f32::NEG_INFINITY; IN_FLIGHT];
-                let mut values = [[0.0; 4]; IN_FLIGHT];
-                unroll::<IN_FLIGHT>(|i| {
-                    if state + (i as u32) < count {
-                        weights[i] = lse_of(state + i as u32);
-                        values[i] = In::load(values_of(state + i as u32).add(4 * In::BYTES * column as u64));
-                    }
-                });
-                unroll::<IN_FLIGHT>(|i| {
-                    let weight = math::exp2(weights[i] - origin);
-                    sum += weight;
-                    // What an empty state holds does not matter, NaN included.
-                    if weight > 0.0 {
-                        output = add_scaled(output, weight, values[i]);
-                    }
-                });
-                state += IN_FLIGHT as u32;
+            sum = 0.0;
+            let mut chunk = 0;
+            while chunk < count {
+                // A lane works out one state's weight; the others take it from there.
+                let state = chunk + lane;
+                let lse = if state < count { lse_of(state) } else { f32::NEG_INFINITY };
+                let weight = math::exp2(lse - origin).to_bits();
+                let chunk_end = (count - chunk).min(32);
+                let mut begin = 0;
+                while begin < chunk_end {
+                    let mut values = [[0.0; 4]; IN_FLIGHT];
+                    unroll::<IN_FLIGHT>(|i| {
+                        if present && begin + (i as u32) < chunk_end {
+                            let values_of = values_of(chunk + begin + i as u32);
+                            values[i] = In::load(values_of.add(4 * In::BYTES * column as u64));
+                        }
+                    });
+                    unroll::<IN_FLIGHT>(|i| {
+                        // Lanes past the chunk hold weight 0.
+                        let weight = f32::from_bits(warp::shuffle_u32(weight, begin + i as u32));
+                        sum += weight;
+                        // What an empty state holds does not matter, NaN included.
+                        if weight > 0.0 {
+                            output = add_scaled(output, weight, values[i]);
+                        }
+                    });
+                    begin += IN_FLIGHT as u32;
+                }
+                chunk += 32;
             }
-            let inverse = if sum > 0.0 { math::reciprocal(sum) } else { 0.0 };
-            let [a, b, c, d] = output;
-            Out::store(out.add(4 * Out::BYTES * column as u64), [a * inverse, b * inverse, c * inverse, d * inverse]);
-            column += 32;
+            if present {
+                let inverse = if sum > 0.0 { math::reciprocal(sum) } else { 0.0 };
+                let [a, b, c, d] = output;
+                let row = [a * inverse, b * inverse, c * inverse, d * inverse];
+                Out::store(out.add(4 * Out::BYTES * column as u64), row);
+            }
+            first_column += 32;
         }
         // The LSE may be written over state 0's, which other lanes read.
         warp::sync_warp();

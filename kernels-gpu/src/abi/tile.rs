@@ -115,22 +115,40 @@ pub struct Teams {
 }
 
 impl Teams {
-    /// Teams for `kv_heads` heads in `blocks` places: of all heads a block (1, 2, ...) the one that keeps most
-    /// places busy, and among equals the largest team. Every count is at least 1, whatever the arguments.
+    /// Teams for `kv_heads` heads in `blocks` places: of all heads a block (1, 2, ...) the fewest, and so the largest
+    /// team, that keeps within 1/24 of the most places busy. Every count is at least 1, whatever the arguments.
     pub const fn new(kv_heads: u32, blocks: u32) -> Teams {
         let kv_heads = if kv_heads == 0 { 1 } else { kv_heads };
-        let mut best = Teams { teams: 1, blocks: 1, heads_per_block: kv_heads };
+        let mut busiest = Teams { teams: 1, blocks: 1, heads_per_block: kv_heads };
         let mut heads_per_block = kv_heads;
         while heads_per_block >= 1 {
-            let members = kv_heads.div_ceil(heads_per_block);
-            let teams = blocks / members;
-            // Work done in one round of the best possible: teams * kv_heads heads in heads_per_block steps.
-            if teams * best.heads_per_block >= best.teams * heads_per_block {
-                best = Teams { teams, blocks: members, heads_per_block };
+            let teams = Teams::of(kv_heads, blocks, heads_per_block);
+            if teams.is_at_least(busiest, 1, 1) {
+                busiest = teams;
             }
             heads_per_block -= 1;
         }
-        if best.teams == 0 { Teams { teams: 1, blocks: 1, heads_per_block: kv_heads } } else { best }
+        let mut heads_per_block = 1;
+        while heads_per_block < busiest.heads_per_block {
+            let teams = Teams::of(kv_heads, blocks, heads_per_block);
+            if teams.is_at_least(busiest, 23, 24) {
+                return teams;
+            }
+            heads_per_block += 1;
+        }
+        busiest
+    }
+
+    const fn of(kv_heads: u32, blocks: u32, heads_per_block: u32) -> Teams {
+        let members = kv_heads.div_ceil(heads_per_block);
+        Teams { teams: blocks / members, blocks: members, heads_per_block }
+    }
+
+    /// Whether these teams do at least `part / whole` of the work of `other` in the same time: each team does an item
+    /// in `heads_per_block` steps.
+    const fn is_at_least(self, other: Teams, part: u64, whole: u64) -> bool {
+        self.teams as u64 * other.heads_per_block as u64 * whole
+            >= other.teams as u64 * self.heads_per_block as u64 * part
     }
 }
 
@@ -158,7 +176,7 @@ mod tests {
         for (kv_heads, places, teams, blocks, heads_per_block) in [
             (8, 264, 33, 8, 1),
             (1, 264, 264, 1, 1),
-            (32, 264, 33, 8, 4),
+            (32, 264, 8, 32, 1),
             (4, 132, 33, 4, 1),
             (71, 264, 11, 24, 3),
             (8, 4, 1, 4, 2),
