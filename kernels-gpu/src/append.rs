@@ -76,34 +76,34 @@ pub unsafe fn append<S: Source, Cache: Element>(p: AppendParameters) {
     // SAFETY: the caller's contract covers every address formed below.
     unsafe {
         while base < pieces {
-            let mut data = [([0; 4], [0; 4], 0, 0); APPEND_PIECES as usize];
+            // New rows first: their loads do not wait for the four that lead to a destination.
+            let mut data = [([0; 4], [0; 4]); APPEND_PIECES as usize];
             unroll::<{ APPEND_PIECES as usize }>(|i| {
-                let index = base + i as u32 * APPEND_THREADS;
-                if index < pieces {
-                    let (token, piece) = p.token_chunks.divide(index);
-                    let (head, chunk) = p.chunks.divide(piece);
-                    if let Some((page, slot)) = destination(&p, token) {
-                        let k = piece_of(&p.new_k, token, head).add(S::PIECE_BYTES * chunk as u64);
-                        let v = piece_of(&p.new_v, token, head).add(S::PIECE_BYTES * chunk as u64);
-                        data[i] = (
-                            S::load::<Cache>(k),
-                            S::load::<Cache>(v),
-                            cache_piece(&p.k, page, slot, head, chunk),
-                            cache_piece(&p.v, page, slot, head, chunk),
-                        );
-                    }
+                if let Some((token, head, chunk)) = piece(&p, base + i as u32 * APPEND_THREADS, pieces) {
+                    let k = row_of(&p.new_k, token, head).add(S::PIECE_BYTES * chunk as u64);
+                    let v = row_of(&p.new_v, token, head).add(S::PIECE_BYTES * chunk as u64);
+                    data[i] = (S::load::<Cache>(k), S::load::<Cache>(v));
                 }
             });
             unroll::<{ APPEND_PIECES as usize }>(|i| {
-                let (k, v, k_address, v_address) = data[i];
-                if k_address != 0 {
-                    Global::new(k_address).store(k);
-                    Global::new(v_address).store(v);
+                if let Some((token, head, chunk)) = piece(&p, base + i as u32 * APPEND_THREADS, pieces)
+                    && let Some((page, slot)) = destination(&p, token)
+                {
+                    cache_piece(&p.k, page, slot, head, chunk).store(data[i].0);
+                    cache_piece(&p.v, page, slot, head, chunk).store(data[i].1);
                 }
             });
             base += thread::grid_dim_x() * APPEND_THREADS * APPEND_PIECES;
         }
     }
+}
+
+/// Token, head and 16-byte piece of the row, or `None` past the last.
+#[inline(always)]
+fn piece(p: &AppendParameters, index: u32, pieces: u32) -> Option<(u32, u32, u32)> {
+    let (token, piece) = p.token_chunks.divide(index);
+    let (head, chunk) = p.chunks.divide(piece);
+    (index < pieces).then_some((token, head, chunk))
 }
 
 /// Page and slot of a token, or `None` where it is to be skipped.
@@ -139,20 +139,20 @@ fn divide_slot(p: &AppendParameters, slot: u64) -> (u32, u32) {
 }
 
 #[inline(always)]
-fn piece_of(view: &RowsView, token: u32, head: u32) -> Global<u8> {
+fn row_of(view: &RowsView, token: u32, head: u32) -> Global<u8> {
     Global::new(view.address)
         .add_bytes(token as i64 * view.token_stride_bytes)
         .add_bytes(head as i64 * view.head_stride_bytes)
 }
 
 #[inline(always)]
-fn cache_piece(cache: &CacheView, page: u32, slot: u32, head: u32, chunk: u32) -> u64 {
+fn cache_piece(cache: &CacheView, page: u32, slot: u32, head: u32, chunk: u32) -> Global<[u32; 4]> {
     Global::<u8>::new(cache.address)
         .add_bytes(page as i64 * cache.page_stride_bytes)
         .add_bytes(slot as i64 * cache.token_stride_bytes)
         .add_bytes(head as i64 * cache.head_stride_bytes)
         .add(16 * chunk as u64)
-        .address()
+        .cast()
 }
 
 /// Spells out request and position of each new token, a thread a token; -1 past the last.

@@ -129,7 +129,7 @@ mod host {
     }
 
     fn append_bounds(_: Family) -> Option<LaunchBounds> {
-        Some(LaunchBounds { threads: APPEND_THREADS, blocks_per_multiprocessor: 2, shared_bytes: 0 })
+        Some(LaunchBounds { threads: APPEND_THREADS, blocks_per_multiprocessor: 3, shared_bytes: 0 })
     }
 
     fn stream_bounds(_: Family) -> Option<LaunchBounds> {

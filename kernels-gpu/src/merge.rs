@@ -7,6 +7,8 @@
 //!
 //! The attend kernel folds the partial states of its plan with [`fold_row`]; [`merge_states`] is the public operator.
 //! Previous in the walk: [`crate::attend`].
+use core::marker::PhantomData;
+
 use simt::{
     global::Global,
     grid, math,
@@ -19,8 +21,8 @@ use crate::abi::parameters::{MergeStatesParameters, RowsView};
 use crate::abi::tile::MERGE_THREADS;
 use crate::tile::unroll;
 
-/// States in flight: their loads do not wait for each other. A divisor of 32.
-const IN_FLIGHT: usize = 16;
+/// States that [`merge_states`] has in flight: callers seldom bring more than a few of a row.
+const FEW: usize = 4;
 
 /// A format partial and merged values are stored in, four elements at a time.
 pub trait Values: Copy + 'static {
@@ -110,7 +112,7 @@ pub unsafe fn merge_states<V: Values>(p: MergeStatesParameters) {
                     states = states.min(1);
                 }
             }
-            fold_row::<V, V>(
+            fold_row::<V, V, FEW>(
                 states,
                 p.head_dim,
                 |state| {
@@ -138,14 +140,15 @@ fn row_of(view: &RowsView, token: u32, head: u32) -> Global<u8> {
         .add_bytes(head as i64 * view.head_stride_bytes)
 }
 
-/// One warp folds `count` states into one output row. A lane reads its columns of every state before it writes them,
-/// so the output may be one of the states.
+/// One warp folds `count` states into one output row, `IN_FLIGHT` (a divisor of 32) at a time: their loads do not wait
+/// for each other. The output may be one of the states: a lane reads its columns of
+/// every state, and of the columns after them, before it writes them.
 ///
 /// # Safety
 /// The addresses given are live, and all lanes of the warp reach this call together.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-pub unsafe fn fold_row<In: Values, Out: Values>(
+pub unsafe fn fold_row<In: Values, Out: Values, const IN_FLIGHT: usize>(
     count: u32,
     head_dim: u32,
     lse_of: impl Fn(u32) -> f32,
@@ -157,6 +160,8 @@ pub unsafe fn fold_row<In: Values, Out: Values>(
     // SAFETY: the caller's contract covers every access.
     unsafe {
         let lane = thread::lane_idx();
+        // The first values are on their way while the maximum is found.
+        let mut ahead = Batch::<In, IN_FLIGHT>::load(count, head_dim, 0, 0, &values_of);
         let mut maximum = f32::NEG_INFINITY;
         let mut state = lane;
         while state < count {
@@ -169,40 +174,30 @@ pub unsafe fn fold_row<In: Values, Out: Values>(
         let mut sum = 0.0;
         let mut first_column = 0;
         while first_column < head_dim / 4 {
-            let column = first_column + lane;
-            let present = column < head_dim / 4;
             let mut output = [0.0; 4];
             sum = 0.0;
-            let mut chunk = 0;
-            while chunk < count {
-                // A lane works out one state's weight; the others take it from there.
-                let state = chunk + lane;
+            let mut begin = 0;
+            while begin < count {
+                let batch = ahead;
+                let next = begin + IN_FLIGHT as u32;
+                let (next, next_column) = if next < count { (next, first_column) } else { (0, first_column + 32) };
+                ahead = Batch::load(count, head_dim, next, next_column, &values_of);
+                // A lane works out one state's weight; the others take it from there. States past the last weigh 0.
+                let state = begin + lane % IN_FLIGHT as u32;
                 let lse = if state < count { lse_of(state) } else { f32::NEG_INFINITY };
                 let weight = math::exp2(lse - origin).to_bits();
-                let chunk_end = (count - chunk).min(32);
-                let mut begin = 0;
-                while begin < chunk_end {
-                    let mut values = [[0.0; 4]; IN_FLIGHT];
-                    unroll::<IN_FLIGHT>(|i| {
-                        if present && begin + (i as u32) < chunk_end {
-                            let values_of = values_of(chunk + begin + i as u32);
-                            values[i] = In::load(values_of.add(4 * In::BYTES * column as u64));
-                        }
-                    });
-                    unroll::<IN_FLIGHT>(|i| {
-                        // Lanes past the chunk hold weight 0.
-                        let weight = f32::from_bits(warp::shuffle_u32(weight, begin + i as u32));
-                        sum += weight;
-                        // What an empty state holds does not matter, NaN included.
-                        if weight > 0.0 {
-                            output = add_scaled(output, weight, values[i]);
-                        }
-                    });
-                    begin += IN_FLIGHT as u32;
-                }
-                chunk += 32;
+                unroll::<IN_FLIGHT>(|i| {
+                    let weight = f32::from_bits(warp::shuffle_u32(weight, i as u32));
+                    sum += weight;
+                    // What an empty state holds does not matter, NaN included.
+                    if weight > 0.0 {
+                        output = add_scaled(output, weight, batch.values[i]);
+                    }
+                });
+                begin += IN_FLIGHT as u32;
             }
-            if present {
+            let column = first_column + lane;
+            if column < head_dim / 4 {
                 let inverse = if sum > 0.0 { math::reciprocal(sum) } else { 0.0 };
                 let [a, b, c, d] = output;
                 let row = [a * inverse, b * inverse, c * inverse, d * inverse];
@@ -215,6 +210,40 @@ pub unsafe fn fold_row<In: Values, Out: Values>(
         if lane == 0 && out_lse.address() != 0 {
             out_lse.store((maximum + math::log2(sum)) * lse_scale);
         }
+    }
+}
+
+/// A lane's four columns of `IN_FLIGHT` states.
+#[derive(Clone, Copy)]
+struct Batch<In, const IN_FLIGHT: usize> {
+    values: [[f32; 4]; IN_FLIGHT],
+    format: PhantomData<In>,
+}
+
+impl<In: Values, const IN_FLIGHT: usize> Batch<In, IN_FLIGHT> {
+    /// States `begin ..` and columns `first_column ..` (in fours); nothing where there are none.
+    ///
+    /// # Safety
+    /// The states' addresses are live.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    unsafe fn load(
+        count: u32,
+        head_dim: u32,
+        begin: u32,
+        first_column: u32,
+        values_of: &impl Fn(u32) -> Global<u8>,
+    ) -> Self {
+        let column = first_column + thread::lane_idx();
+        let mut values = [[0.0; 4]; IN_FLIGHT];
+        unroll::<IN_FLIGHT>(|i| {
+            let state = begin + i as u32;
+            if column < head_dim / 4 && state < count {
+                // SAFETY: the caller's contract is this function's own.
+                values[i] = unsafe { In::load(values_of(state).add(4 * In::BYTES * column as u64)) };
+            }
+        });
+        Batch { values, format: PhantomData }
     }
 }
 

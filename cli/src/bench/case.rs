@@ -2,6 +2,7 @@
 //!
 //! Lengths are written as runs, `512x63,100000` for sixty-three of 512 and one of 100,000.
 
+use oxattn::Layout;
 use serde::Deserialize;
 
 use super::Failure;
@@ -16,6 +17,8 @@ pub struct Case {
     pub page_size: u32,
     #[serde(default = "bf16")]
     pub kv_dtype: String,
+    #[serde(default)]
+    pub layout: String,
     #[serde(default)]
     pub kv_lens: String,
     #[serde(default)]
@@ -39,6 +42,11 @@ pub fn parse(text: &str) -> Result<Vec<Case>, Failure> {
 }
 
 impl Case {
+    /// The cache's layout: tokens outside heads unless the case says `hnd`.
+    pub fn layout(&self) -> Layout {
+        if self.layout == "hnd" { Layout::Hnd } else { Layout::Nhd }
+    }
+
     pub fn kv_lens(&self) -> Result<Vec<u32>, Failure> {
         lengths(&self.kv_lens)
     }

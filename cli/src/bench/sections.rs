@@ -120,7 +120,7 @@ fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str) -> Result<R
             caches[set].0.address(),
             caches[set].1.address(),
             pages.pool as u64,
-            Layout::Nhd,
+            case.layout(),
             &config,
         ),
         page_indices: PageIndices { address: page_ids.address(), len: pages.ids.len() as u64 },
@@ -137,7 +137,7 @@ fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str) -> Result<R
     lse.fill(0xff)?;
     call(sets - 1)?;
     let answer = Answer { out: out.download()?, lse: lse.download()? };
-    let (rel_err, lse_err) = check(lab, &config, &pages, &kv_lens, &query_lens, &query_begin, &answer);
+    let (rel_err, lse_err) = check(lab, &config, case.layout(), &pages, &kv_lens, &query_lens, &query_begin, &answer);
     let ok = rel_err < TOLERANCE && lse_err < LSE_TOLERANCE;
 
     let timing = lab.time(sets, &call)?;
@@ -172,6 +172,7 @@ struct Answer {
 fn check(
     lab: &Lab,
     config: &AttentionConfig,
+    layout: Layout,
     pages: &Pages,
     kv_lens: &[u32],
     query_lens: &[u32],
@@ -185,8 +186,12 @@ fn check(
     for (request, head) in [(0, 0), (last, heads - 1), (last / 2, heads / 3), (longest, heads / 2)] {
         let cache_row = |position: usize, kv_head: usize, which: usize| -> Vec<f64> {
             let page = pages.ids[pages.begin[request] as usize + position / config.page_size_tokens as usize] as u64;
-            let slot = page * config.page_size_tokens as u64 + position as u64 % config.page_size_tokens as u64;
-            let begin = (slot * kv_heads + kv_head as u64) * dim;
+            let (size, slot) = (config.page_size_tokens as u64, position as u64 % config.page_size_tokens as u64);
+            let row = match layout {
+                Layout::Nhd => (page * size + slot) * kv_heads + kv_head as u64,
+                Layout::Hnd => (page * kv_heads + kv_head as u64) * size + slot,
+            };
+            let begin = row * dim;
             (begin..begin + dim).map(|i| lab.value(i, which)).collect()
         };
         let row_of = |token: usize, head: u64| (query_begin[request] as u64 + token as u64) * heads + head;
