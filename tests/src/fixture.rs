@@ -11,7 +11,7 @@ use crate::number::{bits, lse_agrees, row_error, row_tolerance, value};
 use crate::plans::PlanImage;
 use crate::random::Random;
 use kernels_gpu::abi::divisor::Divisor;
-use kernels_gpu::abi::parameters::{AttendParameters, CacheView, MergeParameters, RowsView};
+use kernels_gpu::abi::parameters::{AttendParameters, CacheView, RowsView};
 use oxattn::oracle::{Request, State};
 use std::cell::OnceCell;
 use std::f32::consts::LN_2;
@@ -204,6 +204,7 @@ impl Fixture {
         let attend = AttendParameters {
             queue_begin: image + header.queue_begin_offset_bytes as u64,
             items: image + header.items_offset_bytes as u64,
+            arrivals: image + header.arrivals_offset_bytes as u64,
             page_indices: page_indices.address(),
             partial_out: partial_out.address(),
             partial_lse: partial_lse.address(),
@@ -214,32 +215,28 @@ impl Fixture {
             v: self.cache_view(self.v_strides, pool),
             page_size: Divisor::new(config.page_size_tokens).unwrap(),
             group: Divisor::new(config.group()).unwrap(),
+            team_blocks: Divisor::new(plan.teams.blocks).unwrap(),
+            heads_per_block: plan.teams.heads_per_block,
+            kv_heads: config.kv_heads,
             causal: config.causal as u32,
             lse_scale,
+            padding: 0,
         };
-        let merge = MergeParameters {
-            row_count: image + std::mem::offset_of!(kernels_gpu::abi::plan::PlanHeader, merge_rows) as u64,
-            rows: image + header.merge_rows_offset_bytes as u64,
-            partial_out: attend.partial_out,
-            partial_lse: attend.partial_lse,
-            out: attend.out,
-            lse: attend.lse,
-            head_dim: config.head_dim,
-            lse_scale,
-        };
-        let inputs = [&mut plan.image, &mut page_indices, &mut self.q, &mut self.pool];
+        let inputs = [&mut page_indices, &mut self.q, &mut self.pool];
         let outputs = [&mut out, &mut lse, &mut partial_out, &mut partial_lse];
-        let regions = inputs.map(|buffer| buffer.region(Access::Read)).into_iter();
-        let regions = regions.chain(outputs.map(|buffer| buffer.region(Access::Produce))).collect();
+        let mut regions = plan.regions().to_vec();
+        regions.extend(inputs.map(|buffer| buffer.region(Access::Read)));
+        regions.extend(outputs.map(|buffer| buffer.region(Access::Produce)));
         executor.attention(&AttentionLaunch {
             attend,
-            merge,
             header,
+            blocks: plan.teams.teams * plan.teams.blocks,
             head_dim: config.head_dim,
             dtype: config.dtype,
             softmax_scale: config.softmax_scale,
             regions,
         });
+        assert!(plan.arrivals().iter().all(|&count| count == 0), "{}: counts are left behind", self.case.name);
         Outputs { out, out_strides, lse, lse_asked }
     }
 
