@@ -12,7 +12,8 @@ use kernels_gpu::abi::tile::{APPEND_PIECES, APPEND_THREADS, Family, MERGE_THREAD
 use kernels_gpu::entries::{KERNELS, Parameters, body};
 use kernels_gpu::variant::StandardParameters;
 use oxattn::config::DType;
-use simt::emulator::{GlobalMemory, Launch, RawAccess, Report};
+use simt::emulator::{Counters, GlobalMemory, Launch, RawAccess};
+use std::cell::Cell;
 
 /// An attention.
 #[derive(Clone, Debug)]
@@ -79,15 +80,24 @@ impl Executor for Cpu {
 
 /// The kernels themselves, under `simt`'s emulator; a fault panics.
 pub struct Emulator {
-    /// Whose kernels.
-    pub family: Family,
-    /// Order of blocks, warps and lanes.
-    pub seed: u64,
+    family: Family,
+    seed: u64,
+    counters: Cell<Counters>,
 }
 
 impl Emulator {
+    /// The kernels of `family`; `seed` picks the order of blocks, warps and lanes.
+    pub fn new(family: Family, seed: u64) -> Emulator {
+        Emulator { family, seed, counters: Cell::default() }
+    }
+
+    /// What the last launch would have cost.
+    pub fn counters(&self) -> Counters {
+        self.counters.get()
+    }
+
     /// Runs `symbol` in `blocks` blocks with its launch bounds; no memory outside `regions` is touched.
-    pub fn launch(&self, symbol: &str, blocks: u32, parameters: Parameters, regions: &[Region]) -> Report {
+    fn launch(&self, symbol: &str, blocks: u32, parameters: Parameters, regions: &[Region]) {
         let kernel = KERNELS.iter().find(|kernel| kernel.symbol == symbol).expect("a kernel's symbol");
         let bounds = (kernel.launch)(self.family).expect("a kernel of the family");
         let mut memory = GlobalMemory::new();
@@ -106,14 +116,10 @@ impl Emulator {
             // SAFETY: the parameters describe the regions; a stray access is the emulator's to find.
             unsafe { body(symbol, self.family, parameters) }.expect("the kernel takes these parameters")
         });
-        result.unwrap_or_else(|fault| panic!("{symbol}, {:?}, seed {}: {fault}", self.family, self.seed))
-    }
-
-    /// Attends, and says what that cost.
-    pub fn attend(&self, launch: &AttentionLaunch) -> Report {
-        let variant = StandardParameters { scale_log2: launch.softmax_scale * std::f32::consts::LOG2_E };
-        let symbol = format!("attend_{}_d{}", launch.dtype, launch.head_dim);
-        self.launch(&symbol, launch.blocks, Parameters::Attend(launch.attend, variant), &launch.regions)
+        match result {
+            Ok(report) => self.counters.set(report.counters),
+            Err(fault) => panic!("{symbol}, {:?}, seed {}: {fault}", self.family, self.seed),
+        }
     }
 }
 
@@ -123,7 +129,9 @@ impl Executor for Emulator {
     }
 
     fn attention(&self, launch: &AttentionLaunch) {
-        self.attend(launch);
+        let variant = StandardParameters { scale_log2: launch.softmax_scale * std::f32::consts::LOG2_E };
+        let symbol = format!("attend_{}_d{}", launch.dtype, launch.head_dim);
+        self.launch(&symbol, launch.blocks, Parameters::Attend(launch.attend, variant), &launch.regions);
     }
 
     /// In few blocks, so that warps take several rows where there are many.
