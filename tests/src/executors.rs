@@ -1,8 +1,8 @@
 //! The seam between the tables and what runs them.
 //!
-//! An [`Executor`] gets exactly what the operators hand to a launcher: parameters with host addresses, and the
-//! regions those addresses lie in. One with memory of its own copies the regions there, moves each address along
-//! (one inside region `r` becomes `copy_of(r) + (address - r.address)`), launches, and copies the regions back.
+//! An [`Executor`] and [`Operators`] get exactly what the library hands to a launcher: parameters with host
+//! addresses, and the regions those addresses lie in. What has memory of its own copies the regions there, moves each
+//! address along (one inside region `r` becomes `copy_of(r) + (address - r.address)`), launches, and copies them back.
 
 use crate::buffer::{Access, Region};
 use kernels_gpu::abi::manifest::LaunchBounds;
@@ -34,12 +34,14 @@ pub struct AttentionLaunch {
     pub regions: Vec<Region>,
 }
 
-/// Something that runs launches.
+/// Something that runs any plan.
 pub trait Executor {
-    /// For messages.
-    fn name(&self) -> &'static str;
     /// Attends.
     fn attention(&self, launch: &AttentionLaunch);
+}
+
+/// Something that runs the small operators.
+pub trait Operators {
     /// Merges states of `dtype`.
     fn merge_states(&self, parameters: &MergeStatesParameters, dtype: DType, regions: &[Region]);
     /// Appends tokens of `source` to a cache of `cache`.
@@ -52,16 +54,14 @@ pub trait Executor {
 pub struct Cpu;
 
 impl Executor for Cpu {
-    fn name(&self) -> &'static str {
-        "cpu"
-    }
-
     fn attention(&self, launch: &AttentionLaunch) {
         let AttentionLaunch { attend, header, head_dim, dtype, softmax_scale, .. } = launch;
         // SAFETY: fixtures own the memory that their launches describe, and wait.
         unsafe { oxattn::cpu::attend(attend, header, *head_dim, *dtype, *softmax_scale) }
     }
+}
 
+impl Operators for Cpu {
     fn merge_states(&self, parameters: &MergeStatesParameters, dtype: DType, _: &[Region]) {
         // SAFETY: as above.
         unsafe { oxattn::cpu::merge_states(parameters, dtype) }
@@ -124,16 +124,14 @@ impl Emulator {
 }
 
 impl Executor for Emulator {
-    fn name(&self) -> &'static str {
-        "emulator"
-    }
-
     fn attention(&self, launch: &AttentionLaunch) {
         let variant = StandardParameters { scale_log2: launch.softmax_scale * std::f32::consts::LOG2_E };
         let symbol = format!("attend_{}_d{}", launch.dtype, launch.head_dim);
         self.launch(&symbol, launch.blocks, Parameters::Attend(launch.attend, variant), &launch.regions);
     }
+}
 
+impl Operators for Emulator {
     /// In few blocks, so that warps take several rows where there are many.
     fn merge_states(&self, parameters: &MergeStatesParameters, dtype: DType, regions: &[Region]) {
         let blocks = (parameters.tokens * parameters.heads.get()).div_ceil(MERGE_THREADS / 32).clamp(1, 8);

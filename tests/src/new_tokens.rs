@@ -1,7 +1,7 @@
 //! The table of appends, and the pool each must leave behind, byte for byte.
 
 use crate::buffer::{Access, Buffer};
-use crate::executors::Executor;
+use crate::executors::Operators;
 use crate::layout::{LAYOUTS, Layout, Strides, strides};
 use crate::number::{bits, decode, encode, value};
 use crate::random::Random;
@@ -95,7 +95,7 @@ pub fn append_cases() -> Vec<AppendCase> {
 }
 
 /// Runs `case` and compares the whole pool.
-pub fn check(case: &AppendCase, executor: &dyn Executor) -> Result<(), String> {
+pub fn check(case: &AppendCase, executor: &dyn Operators) -> Result<(), String> {
     let (kv_heads, head_dim, page_size) = (case.kv_heads as usize, case.head_dim as usize, case.page_size as usize);
     let mut random = Random::new(5);
 

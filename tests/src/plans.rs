@@ -98,16 +98,20 @@ impl PlanImage {
     }
 }
 
-/// A planner with room for any of `cases`, which share a configuration.
-pub fn planner_for(cases: &[&Case], target: Target, mode: SplitMode) -> Planner {
+/// The least limits that hold each of `cases`.
+pub fn limits_for(cases: &[&Case]) -> Limits {
     let largest = |of: &dyn Fn(&Case) -> u64| cases.iter().map(|case| of(case)).max().unwrap().max(1);
-    let limits = Limits {
+    Limits {
         max_requests: largest(&|case| case.kv_lens.len() as u64) as u32,
         max_query_tokens: largest(&|case| *case.query_begin().last().unwrap() as u64) as u32,
         max_kv_len_tokens: largest(&|case| case.kv_lens.iter().copied().max().unwrap_or(0) as u64) as u32,
         max_kv_tokens: largest(&|case| case.kv_lens.iter().map(|&len| len as u64).sum()),
-    };
-    Planner::new(cases[0].config, target, mode, limits).unwrap()
+    }
+}
+
+/// A planner with room for any of `cases`, which share a configuration.
+pub fn planner_for(cases: &[&Case], target: Target, mode: SplitMode) -> Planner {
+    Planner::new(cases[0].config, target, mode, limits_for(cases)).unwrap()
 }
 
 /// The planner's plan of `case`.
