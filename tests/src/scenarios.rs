@@ -197,11 +197,13 @@ pub fn e8_two_streams_with_two_workspaces_do_not_mix(device: &Device) {
         let fixture: &Fixture = &fixtures[which];
         (0..100).map(|_| fixture.tensors(device, Lse::Two, tokens(&fixture.case))).collect::<Vec<_>>()
     });
-    for turn in 0..100 {
-        for (which, ((_, workspace), stream)) in places.iter_mut().enumerate() {
-            let planned = plan(&mut attention, &fixtures[which], workspace, *stream).unwrap();
+    for (first, second) in tensors[0].iter().zip(&tensors[1]) {
+        for ((tensors, fixture), ((_, workspace), stream)) in
+            [first, second].into_iter().zip(&fixtures).zip(&mut places)
+        {
+            let planned = plan(&mut attention, fixture, workspace, *stream).unwrap();
             // SAFETY: everything lives until it is downloaded, which waits.
-            unsafe { attention.run(&planned, &tensors[which][turn].run, workspace, *stream).unwrap() };
+            unsafe { attention.run(&planned, &tensors.run, workspace, *stream).unwrap() };
         }
     }
     device.synchronize().unwrap();

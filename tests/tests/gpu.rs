@@ -44,6 +44,21 @@ fn a_device_that_is_not_there_is_an_error() {
     assert!(!error.is_empty());
 }
 
+/// A buffer is filled once the call returns, also for streams that do not wait for the default one.
+#[test]
+fn a_fill_is_there_for_every_stream() {
+    let Some(device) = gpu() else { return };
+    let stream = new_stream(&device);
+    const BYTES: usize = 1 << 30;
+    const TAIL: usize = 1 << 20;
+    let tail = device.upload(&vec![0u8; TAIL]).unwrap();
+    let buffer = device.allocate(BYTES).unwrap();
+    buffer.fill(7).unwrap();
+    // SAFETY: both live until the download, which waits.
+    unsafe { stream.copy(tail.address(), buffer.address() + (BYTES - TAIL) as u64, TAIL) }.unwrap();
+    assert!(tail.download::<u8>().unwrap().iter().all(|&byte| byte == 7));
+}
+
 /// E1: a graph captured once, over a plan that is refreshed in place. Two layers, so that one waits for the other
 /// inside the graph.
 #[test]
