@@ -159,6 +159,7 @@ impl Attention {
         layout.check(workspace.address, workspace.bytes)?;
         #[cfg(feature = "cuda")]
         if let Some(cuda) = self.device.as_cuda() {
+            cuda.context().bind()?;
             cuda.check_memory(&[("workspace", workspace.address)])?;
             if stream.is_capturing()? {
                 let remedy = "plan before the capture, and again before each replay";
@@ -176,8 +177,7 @@ impl Attention {
                 unsafe { (workspace.address as *mut u8).copy_from_nonoverlapping(image.as_ptr(), image.len()) }
             }
             #[cfg(feature = "cuda")]
-            Executor::Cuda(cuda) => {
-                cuda.context().bind()?;
+            Executor::Cuda(_) => {
                 if let Some(gpu) = &mut self.gpu {
                     gpu.upload(workspace.address, plan.image(), stream)?;
                 }
@@ -222,6 +222,7 @@ impl Attention {
             }
             #[cfg(feature = "cuda")]
             Executor::Cuda(cuda) => {
+                cuda.context().bind()?;
                 if !self.graphs && stream.is_capturing()? {
                     let remedy = "make it with Attention::for_graphs";
                     return Err(ArgumentError::Capturing { call: "run", remedy }.into());

@@ -132,6 +132,15 @@ impl Case {
         pairs * self.config.query_heads as u64 * self.config.head_dim as u64
     }
 
+    /// Tiles of 16 rows times their keys and elements, with two tiles of 64 keys for what every item costs: what the
+    /// emulator chooses by, which takes about a second for 8 million.
+    pub fn tile_cost(&self) -> u64 {
+        let tiles = |query_len: u32| (query_len * self.config.group()).div_ceil(16) as u64;
+        let lens = self.query_lens.iter().zip(&self.kv_lens);
+        let keys: u64 = lens.map(|(&query_len, &kv_len)| tiles(query_len) * (kv_len as u64 + 128)).sum();
+        keys * self.config.kv_heads as u64 * self.config.head_dim as u64
+    }
+
     /// First query token of each request, and their total.
     pub fn query_begin(&self) -> Vec<u32> {
         let sums = self.query_lens.iter().scan(0, |sum, len| {
@@ -178,6 +187,8 @@ fn head_dims(cases: &mut Vec<Case>) {
             let case = Case::new(name, (6, 2), head_dim, 5, &[1, 5], &[33, 17]);
             cases.push(case.layout(LAYOUTS[(index + 1) % 4]).dtype(dtype));
         }
+        let name = format!("D3: head dim {head_dim}, several tiles");
+        cases.push(Case::new(name, (2, 1), head_dim, 16, &[1, 9], &[450, 150]).layout(LAYOUTS[index % 4]));
     }
 }
 

@@ -1,25 +1,29 @@
 //! The seam between the tables and what runs them.
 //!
-//! An [`Executor`] gets exactly what the operators hand to a launcher: parameters with host addresses, and the
-//! regions those addresses lie in. One with memory of its own copies the regions there, moves each address along
-//! (one inside region `r` becomes `copy_of(r) + (address - r.address)`), launches, and copies the regions back.
+//! An [`Executor`] and [`Operators`] get exactly what the library hands to a launcher: parameters with host
+//! addresses, and the regions those addresses lie in. What has memory of its own copies the regions there, moves each
+//! address along (one inside region `r` becomes `copy_of(r) + (address - r.address)`), launches, and copies them back.
 
-use crate::buffer::Region;
-use kernels_gpu::abi::parameters::{
-    AppendParameters, AttendParameters, MergeParameters, MergeStatesParameters, PositionsParameters,
-};
+use crate::buffer::{Access, Region};
+use kernels_gpu::abi::manifest::LaunchBounds;
+use kernels_gpu::abi::parameters::{AppendParameters, AttendParameters, MergeStatesParameters, PositionsParameters};
 use kernels_gpu::abi::plan::PlanHeader;
+use kernels_gpu::abi::tile::{APPEND_PIECES, APPEND_THREADS, Family, MERGE_THREADS};
+use kernels_gpu::entries::{KERNELS, Parameters, body};
+use kernels_gpu::variant::StandardParameters;
 use oxattn::config::DType;
+use simt::emulator::{Counters, GlobalMemory, Launch, RawAccess};
+use std::cell::Cell;
 
-/// An attention: the attend launch and the merge that follows it.
+/// An attention.
 #[derive(Clone, Debug)]
 pub struct AttentionLaunch {
     /// Of the attend kernel.
     pub attend: AttendParameters,
-    /// Of the planned merge, which has nothing to do where `header.merge_rows` is 0.
-    pub merge: MergeParameters,
     /// The plan's header.
     pub header: PlanHeader,
+    /// Blocks of all teams.
+    pub blocks: u32,
     /// Elements of a row.
     pub head_dim: u32,
     /// Of queries, cache and outputs.
@@ -30,12 +34,14 @@ pub struct AttentionLaunch {
     pub regions: Vec<Region>,
 }
 
-/// Something that runs launches.
+/// Something that runs any plan.
 pub trait Executor {
-    /// For messages.
-    fn name(&self) -> &'static str;
-    /// Attends and merges.
+    /// Attends.
     fn attention(&self, launch: &AttentionLaunch);
+}
+
+/// Something that runs the small operators.
+pub trait Operators {
     /// Merges states of `dtype`.
     fn merge_states(&self, parameters: &MergeStatesParameters, dtype: DType, regions: &[Region]);
     /// Appends tokens of `source` to a cache of `cache`.
@@ -48,19 +54,14 @@ pub trait Executor {
 pub struct Cpu;
 
 impl Executor for Cpu {
-    fn name(&self) -> &'static str {
-        "cpu"
-    }
-
     fn attention(&self, launch: &AttentionLaunch) {
-        let AttentionLaunch { attend, merge, header, .. } = launch;
+        let AttentionLaunch { attend, header, head_dim, dtype, softmax_scale, .. } = launch;
         // SAFETY: fixtures own the memory that their launches describe, and wait.
-        unsafe {
-            oxattn::cpu::attend(attend, header, launch.head_dim, launch.dtype, launch.softmax_scale);
-            oxattn::cpu::merge(merge, launch.dtype);
-        }
+        unsafe { oxattn::cpu::attend(attend, header, *head_dim, *dtype, *softmax_scale) }
     }
+}
 
+impl Operators for Cpu {
     fn merge_states(&self, parameters: &MergeStatesParameters, dtype: DType, _: &[Region]) {
         // SAFETY: as above.
         unsafe { oxattn::cpu::merge_states(parameters, dtype) }
@@ -74,5 +75,76 @@ impl Executor for Cpu {
     fn positions(&self, parameters: &PositionsParameters, _: &[Region]) {
         // SAFETY: as above.
         unsafe { oxattn::cpu::positions(parameters) }
+    }
+}
+
+/// The kernels themselves, under `simt`'s emulator; a fault panics.
+pub struct Emulator {
+    family: Family,
+    seed: u64,
+    counters: Cell<Counters>,
+}
+
+impl Emulator {
+    /// The kernels of `family`; `seed` picks the order of blocks, warps and lanes.
+    pub fn new(family: Family, seed: u64) -> Emulator {
+        Emulator { family, seed, counters: Cell::default() }
+    }
+
+    /// What the last launch would have cost.
+    pub fn counters(&self) -> Counters {
+        self.counters.get()
+    }
+
+    /// Runs `symbol` in `blocks` blocks with its launch bounds; no memory outside `regions` is touched.
+    fn launch(&self, symbol: &str, blocks: u32, parameters: Parameters, regions: &[Region]) {
+        let kernel = KERNELS.iter().find(|kernel| kernel.symbol == symbol).expect("a kernel's symbol");
+        let bounds = (kernel.launch)(self.family).expect("a kernel of the family");
+        let mut memory = GlobalMemory::new();
+        for region in regions {
+            let access = match region.access {
+                Access::Read => RawAccess::ReadOnly,
+                Access::Update => RawAccess::Writable,
+                Access::Produce => RawAccess::Uninitialised,
+            };
+            // SAFETY: fixtures own the memory that their launches describe, and wait.
+            unsafe { memory.register_raw(region.address, region.bytes, access) };
+        }
+        let LaunchBounds { threads, shared_bytes, .. } = bounds;
+        let launch = Launch { grid_blocks: blocks, block_threads: threads, shared_bytes, seed: self.seed };
+        let result = launch.run(&mut memory, || {
+            // SAFETY: the parameters describe the regions; a stray access is the emulator's to find.
+            unsafe { body(symbol, self.family, parameters) }.expect("the kernel takes these parameters")
+        });
+        match result {
+            Ok(report) => self.counters.set(report.counters),
+            Err(fault) => panic!("{symbol}, {:?}, seed {}: {fault}", self.family, self.seed),
+        }
+    }
+}
+
+impl Executor for Emulator {
+    fn attention(&self, launch: &AttentionLaunch) {
+        let variant = StandardParameters { scale_log2: launch.softmax_scale * std::f32::consts::LOG2_E };
+        let symbol = format!("attend_{}_d{}", launch.dtype, launch.head_dim);
+        self.launch(&symbol, launch.blocks, Parameters::Attend(launch.attend, variant), &launch.regions);
+    }
+}
+
+impl Operators for Emulator {
+    /// In few blocks, so that warps take several rows where there are many.
+    fn merge_states(&self, parameters: &MergeStatesParameters, dtype: DType, regions: &[Region]) {
+        let blocks = (parameters.tokens * parameters.heads.get()).div_ceil(MERGE_THREADS / 32).clamp(1, 8);
+        self.launch(&format!("merge_states_{dtype}"), blocks, Parameters::MergeStates(*parameters), regions);
+    }
+
+    fn append(&self, parameters: &AppendParameters, source: DType, cache: DType, regions: &[Region]) {
+        let pieces = parameters.tokens * parameters.token_chunks.get();
+        let blocks = pieces.div_ceil(APPEND_THREADS * APPEND_PIECES).clamp(1, 3);
+        self.launch(&format!("append_{source}_{cache}"), blocks, Parameters::Append(*parameters), regions);
+    }
+
+    fn positions(&self, parameters: &PositionsParameters, regions: &[Region]) {
+        self.launch("positions", 1, Parameters::Positions(*parameters), regions);
     }
 }

@@ -11,8 +11,10 @@ use crate::number::{bits, lse_agrees, row_error, row_tolerance, value};
 use crate::plans::PlanImage;
 use crate::random::Random;
 use kernels_gpu::abi::divisor::Divisor;
-use kernels_gpu::abi::parameters::{AttendParameters, CacheView, MergeParameters, RowsView};
+use kernels_gpu::abi::parameters::{AttendParameters, CacheView, RowsView};
 use oxattn::oracle::{Request, State};
+use oxattn::tensor::CacheRows;
+use oxattn::{Device, Lse2, LseE, PageIndices, PagedCache, Rows, Run};
 use std::cell::OnceCell;
 use std::f32::consts::LN_2;
 
@@ -43,6 +45,7 @@ pub struct Fixture {
     q: Buffer,
     q_strides: RowStrides,
     pool: Buffer,
+    pages: usize,
     k_strides: Strides,
     v_strides: Strides,
     /// First query token of each request, and their total.
@@ -169,6 +172,7 @@ impl Fixture {
             q,
             q_strides,
             pool,
+            pages,
             k_strides,
             v_strides,
             query_begin,
@@ -185,9 +189,7 @@ impl Fixture {
         let (query_heads, head_dim) = (config.query_heads as usize, config.head_dim as usize);
         let tokens = *self.query_begin.last().unwrap() as usize;
         let header = plan.header();
-        // One row of padding after each head, which must stay as it is.
-        let out_strides = RowStrides { base: 8, token: query_heads * (head_dim + 8) + 16, head: head_dim + 8 };
-        let lse_strides = RowStrides { base: 0, token: query_heads, head: 1 };
+        let (out_strides, lse_strides) = (self.out_strides(), self.lse_strides());
         let mut out = Buffer::filled(2 * out_strides.row(tokens, 0), 0xff);
         let mut lse = Buffer::filled(4 * tokens * query_heads, 0xff);
         let mut partial_out = Buffer::filled(4 * header.partial_rows as usize * head_dim, 0xff);
@@ -204,6 +206,7 @@ impl Fixture {
         let attend = AttendParameters {
             queue_begin: image + header.queue_begin_offset_bytes as u64,
             items: image + header.items_offset_bytes as u64,
+            arrivals: image + header.arrivals_offset_bytes as u64,
             page_indices: page_indices.address(),
             partial_out: partial_out.address(),
             partial_lse: partial_lse.address(),
@@ -214,33 +217,105 @@ impl Fixture {
             v: self.cache_view(self.v_strides, pool),
             page_size: Divisor::new(config.page_size_tokens).unwrap(),
             group: Divisor::new(config.group()).unwrap(),
+            team_blocks: Divisor::new(plan.teams.blocks).unwrap(),
+            heads_per_block: plan.teams.heads_per_block,
+            kv_heads: config.kv_heads,
             causal: config.causal as u32,
             lse_scale,
+            padding: 0,
         };
-        let merge = MergeParameters {
-            row_count: image + std::mem::offset_of!(kernels_gpu::abi::plan::PlanHeader, merge_rows) as u64,
-            rows: image + header.merge_rows_offset_bytes as u64,
-            partial_out: attend.partial_out,
-            partial_lse: attend.partial_lse,
-            out: attend.out,
-            lse: attend.lse,
-            head_dim: config.head_dim,
-            lse_scale,
-        };
-        let inputs = [&mut plan.image, &mut page_indices, &mut self.q, &mut self.pool];
+        let inputs = [&mut page_indices, &mut self.q, &mut self.pool];
         let outputs = [&mut out, &mut lse, &mut partial_out, &mut partial_lse];
-        let regions = inputs.map(|buffer| buffer.region(Access::Read)).into_iter();
-        let regions = regions.chain(outputs.map(|buffer| buffer.region(Access::Produce))).collect();
+        let mut regions = plan.regions().to_vec();
+        regions.extend(inputs.map(|buffer| buffer.region(Access::Read)));
+        regions.extend(outputs.map(|buffer| buffer.region(Access::Produce)));
         executor.attention(&AttentionLaunch {
             attend,
-            merge,
             header,
+            blocks: plan.teams.teams * plan.teams.blocks,
             head_dim: config.head_dim,
             dtype: config.dtype,
             softmax_scale: config.softmax_scale,
             regions,
         });
+        assert!(plan.arrivals().iter().all(|&count| count == 0), "{}: counts are left behind", self.case.name);
         Outputs { out, out_strides, lse, lse_asked }
+    }
+
+    /// A piece of padding follows each head's row, and more each token's: it must stay as it is.
+    fn out_strides(&self) -> RowStrides {
+        let (query_heads, head_dim) = (self.case.config.query_heads as usize, self.case.config.head_dim as usize);
+        RowStrides { base: 8, token: query_heads * (head_dim + 8) + 16, head: head_dim + 8 }
+    }
+
+    fn lse_strides(&self) -> RowStrides {
+        RowStrides { base: 0, token: self.case.config.query_heads as usize, head: 1 }
+    }
+
+    /// The case on `device`, with room for `tokens` query tokens, at least the case's own.
+    pub fn tensors(&self, device: &Device, lse_asked: Lse, tokens: usize) -> Tensors {
+        let config = &self.case.config;
+        let out_strides = self.out_strides();
+        let allocate = |bytes: usize| device.allocate(bytes.max(16)).unwrap();
+        let q = allocate(2 * self.q_strides.row(tokens, 0));
+        let pool = allocate(self.pool.as_slice::<u8>().len());
+        let page_indices = allocate(4 * self.page_indices.len());
+        let out = allocate(2 * out_strides.row(tokens, 0));
+        let lse = allocate(4 * tokens * config.query_heads as usize);
+
+        let rows = |address: u64, strides: RowStrides| {
+            Rows::contiguous(address, config.dtype, tokens as u64, config.query_heads, config.head_dim)
+                .with_strides(strides.token as i64, strides.head as i64)
+        };
+        let half = |strides: Strides| {
+            let address = pool.address() + 2 * strides.base as u64;
+            CacheRows::contiguous(address, self.pages as u64, oxattn::Layout::Nhd, config).with_strides(
+                strides.page as i64,
+                strides.token as i64,
+                strides.head as i64,
+            )
+        };
+        let (lse_address, lse_tokens) = (lse.address(), tokens as u64);
+        let run = Run {
+            q: rows(q.address(), self.q_strides),
+            cache: PagedCache { k: half(self.k_strides), v: half(self.v_strides) },
+            page_indices: PageIndices { address: page_indices.address(), len: self.page_indices.len() as u64 },
+            out: rows(out.address() + 2 * out_strides.base as u64, out_strides),
+            lse: match lse_asked {
+                Lse::None => None,
+                Lse::Two => Some(Lse2::contiguous(lse_address, lse_tokens, config.query_heads).into()),
+                Lse::E => Some(LseE::contiguous(lse_address, lse_tokens, config.query_heads).into()),
+            },
+        };
+        let tensors = Tensors { run, lse_asked, q, pool, page_indices, out, lse };
+        tensors.load(self);
+        tensors
+    }
+
+    /// Takes the keys and values of the requests' query tokens out of the cache, whose cells become NaN: what an
+    /// append has to write before a run.
+    pub fn take_new_tokens(&mut self) -> NewTokens {
+        let config = self.case.config;
+        let (kv_heads, head_dim) = (config.kv_heads as usize, config.head_dim as usize);
+        let page_size = config.page_size_tokens as usize;
+        let mut new = NewTokens { k: Vec::new(), v: Vec::new(), slots: Vec::new() };
+        let cells = self.pool.as_mut_slice::<u16>();
+        for (request, (&query_len, &kv_len)) in self.case.query_lens.iter().zip(&self.case.kv_lens).enumerate() {
+            for position in (kv_len - query_len) as usize..kv_len as usize {
+                let page = self.page_indices[self.page_begin[request] as usize + position / page_size] as usize;
+                let row = position * kv_heads * head_dim..(position + 1) * kv_heads * head_dim;
+                new.k.extend_from_slice(&self.keys[request][row.clone()]);
+                new.v.extend_from_slice(&self.values[request][row]);
+                new.slots.push((page * page_size + position % page_size) as i64);
+                for head in 0..kv_heads {
+                    for strides in [self.k_strides, self.v_strides] {
+                        let cell = &mut cells[strides.row(page, position % page_size, head)..][..head_dim];
+                        cell.fill(bits(config.dtype, f32::NAN));
+                    }
+                }
+            }
+        }
+        new
     }
 
     /// The cache as a launch sees it: page [`first_page`] is the pool's page 0.
@@ -356,6 +431,61 @@ impl Fixture {
             checked.push((request, random.below(self.case.query_lens[request] as usize), random.below(heads)));
         }
         checked
+    }
+}
+
+/// Keys and values that are not in the cache yet.
+pub struct NewTokens {
+    /// `[tokens, kv_heads, head_dim]`.
+    pub k: Vec<u16>,
+    /// The same.
+    pub v: Vec<u16>,
+    /// Where each token goes.
+    pub slots: Vec<i64>,
+}
+
+/// A case's tensors on a device.
+pub struct Tensors {
+    /// What a run is given.
+    pub run: Run,
+    lse_asked: Lse,
+    q: oxattn::Buffer,
+    pool: oxattn::Buffer,
+    page_indices: oxattn::Buffer,
+    out: oxattn::Buffer,
+    lse: oxattn::Buffer,
+}
+
+impl Tensors {
+    /// Copies the inputs of `fixture`, whose rows must lie as those of the fixture they were made for, and clears the
+    /// outputs.
+    pub fn load(&self, fixture: &Fixture) {
+        self.q.write(0, fixture.q.as_slice()).unwrap();
+        self.pool.write(0, fixture.pool.as_slice()).unwrap();
+        self.page_indices.write(0, bytemuck::cast_slice(&fixture.page_indices)).unwrap();
+        self.clear();
+    }
+
+    /// Fills the outputs with 0xff.
+    pub fn clear(&self) {
+        // A fill may still be under way when it returns; a copy is not.
+        for buffer in [&self.out, &self.lse] {
+            buffer.write(0, &vec![0xff; buffer.bytes()]).unwrap();
+        }
+    }
+
+    /// What the device wrote of `fixture`'s rows; it wrote nothing past them.
+    pub fn download(&self, fixture: &Fixture) -> Outputs {
+        let mut lse = self.lse.download::<u32>().unwrap();
+        let rows = *fixture.query_begin.last().unwrap() as usize * fixture.case.config.query_heads as usize;
+        assert!(lse[rows..].iter().all(|&bits| bits == u32::MAX), "an LSE past the batch was written");
+        lse.truncate(rows);
+        Outputs {
+            out: Buffer::of(&self.out.download::<u16>().unwrap()),
+            out_strides: fixture.out_strides(),
+            lse: Buffer::of(&lse),
+            lse_asked: self.lse_asked,
+        }
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! [`cases`] says what to compute, [`fixture`] lays it out in memory and knows the oracle's answer, [`plans`] cuts it
 //! into work items by hand, [`executors`] is the seam to what runs it. [`states`] and [`new_tokens`] do the same for
-//! merges and appends.
+//! merges and appends. [`public_api`] runs all of it through the library's own operators, and [`scenarios`] are the
+//! tests that every device has to pass.
 
 pub mod buffer;
 pub mod cases;
@@ -12,5 +13,7 @@ pub mod layout;
 pub mod new_tokens;
 pub mod number;
 pub mod plans;
+pub mod public_api;
 pub mod random;
+pub mod scenarios;
 pub mod states;

@@ -1,7 +1,7 @@
 //! The table of appends, and the pool each must leave behind, byte for byte.
 
 use crate::buffer::{Access, Buffer};
-use crate::executors::Executor;
+use crate::executors::Operators;
 use crate::layout::{LAYOUTS, Layout, Strides, strides};
 use crate::number::{bits, decode, encode, value};
 use crate::random::Random;
@@ -95,7 +95,7 @@ pub fn append_cases() -> Vec<AppendCase> {
 }
 
 /// Runs `case` and compares the whole pool.
-pub fn check(case: &AppendCase, executor: &dyn Executor) -> Result<(), String> {
+pub fn check(case: &AppendCase, executor: &dyn Operators) -> Result<(), String> {
     let (kv_heads, head_dim, page_size) = (case.kv_heads as usize, case.head_dim as usize, case.page_size as usize);
     let mut random = Random::new(5);
 
@@ -197,12 +197,13 @@ pub fn check(case: &AppendCase, executor: &dyn Executor) -> Result<(), String> {
         tokens: room as u32,
     };
     let inputs = [&mut new_k, &mut new_v, &mut slots, &mut page_begin, &mut page_indices, &mut append_begin, &mut lens];
-    let names_access = if spelt_out { Access::Produce } else { Access::Read };
     let mut regions = inputs.map(|buffer| buffer.region(Access::Read)).to_vec();
-    regions.extend([&mut request_of, &mut position_of].map(|buffer| buffer.region(names_access)));
     regions.push(pool.region(Access::Update));
+    let with_names = |access, request_of: &mut Buffer, position_of: &mut Buffer| {
+        [regions.as_slice(), &[request_of.region(access), position_of.region(access)]].concat()
+    };
     if spelt_out {
-        executor.positions(&spell, &regions);
+        executor.positions(&spell, &with_names(Access::Produce, &mut request_of, &mut position_of));
         for (what, got, expected) in [("request", &request_of, &requests), ("position", &position_of, &positions)] {
             let expected = [expected.as_slice(), &[-1; 3]].concat();
             if got.as_slice::<i32>() != expected {
@@ -210,6 +211,7 @@ pub fn check(case: &AppendCase, executor: &dyn Executor) -> Result<(), String> {
             }
         }
     }
+    let regions = with_names(Access::Read, &mut request_of, &mut position_of);
     executor.append(&parameters, case.source, case.cache, &regions);
 
     let pool = pool.as_slice::<u16>();

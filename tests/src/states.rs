@@ -1,7 +1,7 @@
 //! The table of merges of a caller's states, and what each must give.
 
 use crate::buffer::{Access, Buffer};
-use crate::executors::Executor;
+use crate::executors::Operators;
 use crate::number::{decode, encode, lse_agrees, row_error, row_tolerance};
 use crate::random::Random;
 use kernels_gpu::abi::divisor::Divisor;
@@ -90,7 +90,7 @@ pub fn merge_cases() -> Vec<MergeCase> {
 }
 
 /// Runs `case` and holds each row against the oracle's.
-pub fn check(case: &MergeCase, executor: &dyn Executor) -> Result<(), String> {
+pub fn check(case: &MergeCase, executor: &dyn Operators) -> Result<(), String> {
     let (tokens, heads, head_dim) = (case.counts.len(), case.heads as usize, case.head_dim as usize);
     let element = case.dtype.bytes();
     let total: usize = case.counts.iter().sum::<u32>() as usize;

@@ -1,5 +1,6 @@
 //! The attention table on the host executor: whole, cut by force, and as the planner cuts it.
 
+use kernels_gpu::abi::tile::Teams;
 use oxattn::oracle::merge;
 use oxattn::{SplitMode, Target};
 use oxattn_tests::cases::{Case, Unused, Values, among_others, cases, paged, prompt, split_cases};
@@ -8,10 +9,9 @@ use oxattn_tests::fixture::{Fixture, Lse, Outputs};
 use oxattn_tests::layout::LAYOUTS;
 use oxattn_tests::plans::{PlanImage, forced_split, planned, planner_for};
 
-const QUEUES: usize = 7;
-
 fn run(fixture: &mut Fixture, pieces: u32, lse: Lse) -> Outputs {
-    let mut plan = forced_split(&fixture.case, &fixture.page_begin, pieces, QUEUES);
+    let teams = Teams::new(fixture.case.config.kv_heads, 7);
+    let mut plan = forced_split(&fixture.case, &fixture.page_begin, pieces, teams);
     fixture.run(&Cpu, &mut plan, lse)
 }
 
@@ -35,10 +35,10 @@ const MODES: [SplitMode; 4] =
 fn every_case_is_the_oracle_s_answer_however_it_is_planned() {
     for case in cases().iter().chain(&split_cases()) {
         let mut fixture = Fixture::new(case);
-        for (mode, (queues, tile_tokens)) in MODES.into_iter().zip([(264, 64), (7, 16), (1, 32), (132, 64)]) {
-            let outputs = run_planned(&mut fixture, Target::new(queues, tile_tokens), mode);
+        for (mode, (blocks, tile_tokens)) in MODES.into_iter().zip([(264, 64), (7, 16), (1, 32), (132, 64)]) {
+            let outputs = run_planned(&mut fixture, Target::new(blocks, tile_tokens), mode);
             if let Err(difference) = fixture.check(&outputs) {
-                panic!("{}, {mode:?}, {queues} queues: {difference}", case.name);
+                panic!("{}, {mode:?}, {blocks} blocks: {difference}", case.name);
             }
         }
     }
@@ -48,8 +48,9 @@ fn every_case_is_the_oracle_s_answer_however_it_is_planned() {
 #[test]
 fn e1_a_plan_over_another_runs_alone() {
     let (long, short) = (among_others(32, 5), among_others(2, 0));
-    let mut planner = planner_for(&[&long, &short], Target::new(132, 64), SplitMode::Balanced);
-    let mut image = PlanImage::unplanned(&planner);
+    let target = Target::new(132, 64);
+    let mut planner = planner_for(&[&long, &short], target, SplitMode::Balanced);
+    let mut image = PlanImage::unplanned(&planner, target, long.config.kv_heads);
     for case in [&long, &short, &long] {
         let mut fixture = Fixture::new(case);
         image.plan(&mut planner, case, &fixture.page_begin);

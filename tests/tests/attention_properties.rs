@@ -1,5 +1,6 @@
 //! Properties of attention over random batches, on the host executor.
 
+use kernels_gpu::abi::tile::Teams;
 use oxattn::config::{AttentionConfig, DType};
 use oxattn::{SplitMode, Target};
 use oxattn_tests::cases::{Case, Pages, Unused, Values, paged};
@@ -42,11 +43,11 @@ proptest! {
 
     #[test]
     fn any_plan_of_any_batch_is_the_oracle_s_answer(
-        case in batches(), mode in modes(), queues in 1u32..300, tile in 1u32..9, pieces in 1u32..9,
+        case in batches(), mode in modes(), blocks in 1u32..300, tile in 1u32..9, pieces in 1u32..9,
     ) {
         let mut fixture = Fixture::new(&case);
-        let target = Target::new(queues, 16 * tile);
-        let by_hand = forced_split(&case, &fixture.page_begin, pieces, queues as usize);
+        let target = Target::new(blocks, 16 * tile);
+        let by_hand = forced_split(&case, &fixture.page_begin, pieces, Teams::new(case.config.kv_heads, blocks));
         for mut plan in [planned(&case, &fixture.page_begin, target, mode), by_hand] {
             let outputs = fixture.run(&Cpu, &mut plan, Lse::E);
             prop_assert_eq!(fixture.check(&outputs), Ok(()));

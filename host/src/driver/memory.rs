@@ -52,7 +52,12 @@ impl DeviceMemory {
 
     /// Sets every byte, waiting for it.
     pub(crate) fn fill(&self, byte: u8) -> Result<(), DriverError> {
-        if self.bytes == 0 { Ok(()) } else { call!(cuMemsetD8_v2(self.address, byte, self.bytes)) }
+        if self.bytes == 0 {
+            return Ok(());
+        }
+        call!(cuMemsetD8_v2(self.address, byte, self.bytes))?;
+        // The call only starts the fill, on the default stream, which other streams need not wait for.
+        call!(cuStreamSynchronize(std::ptr::null_mut()))
     }
 }
 

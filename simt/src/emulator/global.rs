@@ -17,6 +17,17 @@ pub struct GlobalMemory<'a> {
     borrows: PhantomData<&'a mut [u8]>,
 }
 
+/// What a launch may do to memory registered by [`GlobalMemory::register_raw`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RawAccess {
+    /// As [`GlobalMemory::read_only`].
+    ReadOnly,
+    /// As [`GlobalMemory::writable`].
+    Writable,
+    /// As [`GlobalMemory::uninitialised`].
+    Uninitialised,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Regions {
     list: Vec<Region>,
@@ -52,6 +63,16 @@ impl<'a> GlobalMemory<'a> {
     /// Registers a slice that the kernel may write, and may read only where a kernel has written it.
     pub fn uninitialised<T: Pod>(&mut self, slice: &'a mut [T]) -> Global<T> {
         self.register(slice.as_mut_ptr().cast(), size_of_val(slice), true, true)
+    }
+
+    /// Registers `bytes` bytes at `address`, for callers that hold addresses rather than slices.
+    ///
+    /// # Safety
+    /// They are live, initialised host memory for as long as this lives, and meanwhile nobody else writes them, nor,
+    /// unless `access` is [`RawAccess::ReadOnly`], reads them.
+    pub unsafe fn register_raw(&mut self, address: u64, bytes: usize, access: RawAccess) {
+        let (writable, uninitialised) = (access != RawAccess::ReadOnly, access == RawAccess::Uninitialised);
+        self.register::<u8>(address as *mut u8, bytes, writable, uninitialised);
     }
 
     fn register<T>(&mut self, base: *mut u8, bytes: usize, writable: bool, uninitialised: bool) -> Global<T> {

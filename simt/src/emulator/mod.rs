@@ -94,5 +94,5 @@ mod traffic;
 
 pub use counters::Counters;
 pub use error::{Access, AccessKind, Earlier, EmulatorError, Operation, Place, Space, Waiting};
-pub use global::GlobalMemory;
+pub use global::{GlobalMemory, RawAccess};
 pub use launch::{Launch, Report};

@@ -1,0 +1,258 @@
+//! The tables through the library's own operators, on any device: what users call.
+//!
+//! [`Session`] plans and runs cases; [`Public`] turns the launches of the merge and append tables back into the calls
+//! that make them, with every region copied to the device and back.
+
+use crate::buffer::{Access, Region};
+use crate::cases::Case;
+use crate::executors::Operators;
+use crate::fixture::{Fixture, Lse, Outputs, Tensors};
+use crate::plans::limits_for;
+use kernels_gpu::abi::parameters::{AppendParameters, CacheView, MergeStatesParameters, PositionsParameters, RowsView};
+use oxattn::config::{AttentionConfig, DType};
+use oxattn::operators::{
+    Append, Destination, Positions, State, StateOrder, States, append, merge_state, merge_state_in_place, merge_states,
+    positions,
+};
+use oxattn::tensor::{Base2, BaseE, CacheRows, LogBase};
+use oxattn::{
+    Attention, Buffer, Device, Error, Layout, PageIndices, PageTable, PagedCache, Planned, QueryLengths, Rows, Run,
+    SplitMode, Stream, Workspace,
+};
+
+/// An attention with a workspace, which held 0xff before the first plan.
+pub struct Session {
+    /// The attention.
+    pub attention: Attention,
+    /// Its workspace.
+    pub workspace: Workspace,
+    memory: Buffer,
+}
+
+impl Session {
+    /// One with room for any of `cases`, which share a configuration.
+    pub fn new(device: &Device, cases: &[&Case], mode: SplitMode) -> Session {
+        Session::of(device, Attention::new(device, cases[0].config, mode, limits_for(cases)).unwrap())
+    }
+
+    /// The same whose runs may be captured.
+    pub fn for_graphs(device: &Device, cases: &[&Case], mode: SplitMode) -> Session {
+        Session::of(device, Attention::for_graphs(device, cases[0].config, mode, limits_for(cases)).unwrap())
+    }
+
+    fn of(device: &Device, attention: Attention) -> Session {
+        let (memory, workspace) = workspace(device, &attention);
+        Session { attention, workspace, memory }
+    }
+
+    /// Plans a case.
+    pub fn plan(&mut self, fixture: &Fixture, stream: Stream) -> Result<Planned, Error> {
+        plan(&mut self.attention, fixture, &mut self.workspace, stream)
+    }
+
+    /// Runs a case's plan.
+    pub fn run(&mut self, planned: &Planned, run: &Run, stream: Stream) -> Result<(), Error> {
+        // SAFETY: the tests' tensors are live until they are downloaded, which waits; refused ones are never read.
+        unsafe { self.attention.run(planned, run, &mut self.workspace, stream) }
+    }
+
+    /// Plans and runs a case.
+    pub fn outputs(&mut self, fixture: &Fixture, tensors: &Tensors, stream: Stream) -> Outputs {
+        let planned = self.plan(fixture, stream).unwrap();
+        self.run(&planned, &tensors.run, stream).unwrap();
+        tensors.download(fixture)
+    }
+
+    /// The workspace's bytes.
+    pub fn memory(&self) -> Vec<u8> {
+        self.memory.download().unwrap()
+    }
+}
+
+/// A workspace for `attention`, and the memory it is in.
+pub fn workspace(device: &Device, attention: &Attention) -> (Buffer, Workspace) {
+    let bytes = attention.workspace_bytes() as usize;
+    let memory = device.upload(&vec![0xffu8; bytes]).unwrap();
+    // SAFETY: the memory is kept as long as the workspace, and is used for nothing else.
+    let workspace = unsafe { Workspace::new(memory.address(), bytes as u64) };
+    (memory, workspace)
+}
+
+/// Plans a case.
+pub fn plan(
+    attention: &mut Attention,
+    fixture: &Fixture,
+    workspace: &mut Workspace,
+    stream: Stream,
+) -> Result<Planned, Error> {
+    let Fixture { case, page_begin, .. } = fixture;
+    let table = PageTable::csr(case.config.page_size_tokens, page_begin, &case.kv_lens)?;
+    let query_begin = case.query_begin();
+    attention.plan(&table, QueryLengths::indptr(&query_begin)?, workspace, stream)
+}
+
+/// Runs one case with a session of its own.
+pub fn run_alone(device: &Device, fixture: &Fixture, mode: SplitMode, lse: Lse) -> Outputs {
+    let tokens = *fixture.case.query_begin().last().unwrap() as usize;
+    let tensors = fixture.tensors(device, lse, tokens);
+    Session::new(device, &[&fixture.case], mode).outputs(fixture, &tensors, Stream::default())
+}
+
+/// The public operators on a device.
+pub struct Public<'a> {
+    /// Where they run.
+    pub device: &'a Device,
+    /// Whether two states a token are merged by `merge_state` rather than by `merge_states`.
+    pub pairs: bool,
+}
+
+/// Copies of a launch's regions.
+struct Copies<'a>(Vec<(&'a Region, Buffer)>);
+
+impl<'a> Copies<'a> {
+    fn new(device: &Device, regions: &'a [Region]) -> Copies<'a> {
+        let copy = |region: &'a Region| {
+            // SAFETY: fixtures own the memory that their launches describe, and wait.
+            let bytes = unsafe { std::slice::from_raw_parts(region.address as *const u8, region.bytes) };
+            let copy = device.allocate(region.bytes.max(16)).unwrap();
+            copy.write(0, bytes).unwrap();
+            (region, copy)
+        };
+        Copies(regions.iter().map(copy).collect())
+    }
+
+    /// The copy of what lies at a host address.
+    fn at(&self, address: u64) -> u64 {
+        if address == 0 {
+            return 0;
+        }
+        let holds =
+            |region: &Region| address >= region.address && address - region.address < region.bytes.max(1) as u64;
+        let (region, copy) = self.0.iter().find(|(region, _)| holds(region)).expect("an address of the launch's");
+        copy.address() + (address - region.address)
+    }
+
+    fn rows(&self, view: &RowsView, dtype: DType, tokens: u64, heads: u32, head_dim: u32) -> Rows {
+        let bytes = dtype.bytes() as i64;
+        Rows::contiguous(self.at(view.address), dtype, tokens, heads, head_dim)
+            .with_strides(view.token_stride_bytes / bytes, view.head_stride_bytes / bytes)
+    }
+
+    fn state<B: LogBase>(&self, values: Rows, lse: &RowsView) -> State<B> {
+        let lse = oxattn::tensor::Lse::contiguous(self.at(lse.address), values.tokens, values.heads)
+            .with_strides(lse.token_stride_bytes / 4, lse.head_stride_bytes / 4);
+        State { out: values, lse }
+    }
+
+    fn copy_back(&self) {
+        for (region, copy) in &self.0 {
+            if region.access != Access::Read {
+                // SAFETY: as in `new`; nobody else looks at the memory meanwhile.
+                let bytes = unsafe { std::slice::from_raw_parts_mut(region.address as *mut u8, region.bytes) };
+                copy.read(0, bytes).unwrap();
+            }
+        }
+    }
+}
+
+impl Public<'_> {
+    fn merge<B: LogBase>(&self, p: &MergeStatesParameters, dtype: DType, regions: &[Region]) {
+        let copies = Copies::new(self.device, regions);
+        let (tokens, heads) = (p.tokens as u64, p.heads.get());
+        let rows = |view: &RowsView, tokens| copies.rows(view, dtype, tokens, heads, p.head_dim);
+        let merged = copies.state::<B>(rows(&p.out, tokens), &p.out_lse);
+        let stream = Stream::default();
+        let in_place = p.out.address == p.values.address;
+        let result = if in_place || self.pairs && p.state_begin == 0 && p.states == 2 && p.mask == 0 {
+            let second = |view: &RowsView, bytes: i64| RowsView {
+                address: if tokens == 0 { view.address } else { view.address.wrapping_add_signed(bytes) },
+                ..*view
+            };
+            let other = second(&p.values, p.state_stride_bytes);
+            let other_lse = second(&p.lse, p.lse_state_stride_bytes);
+            let a = copies.state::<B>(rows(&p.values, tokens), &p.lse);
+            let b = copies.state::<B>(rows(&other, tokens), &other_lse);
+            // SAFETY: the copies live until they are read back, which waits.
+            unsafe {
+                if in_place {
+                    merge_state_in_place(self.device, &a, &b, copies.at(p.mask), stream)
+                } else {
+                    merge_state(self.device, &a, &b, &merged, stream)
+                }
+            }
+        } else {
+            assert_eq!(p.mask, 0, "no operator masks other than in place");
+            let values = RowsView { token_stride_bytes: p.state_stride_bytes, ..p.values };
+            let lse = RowsView { token_stride_bytes: p.lse_state_stride_bytes, ..p.lse };
+            let region = regions.iter().find(|region| region.address == p.values.address).expect("values");
+            let count = region.bytes as u64 / p.state_stride_bytes as u64;
+            let order = match p.state_begin {
+                0 => StateOrder::Uniform { per_token: p.states },
+                begin => StateOrder::Csr { begin: copies.at(begin) },
+            };
+            let State { out, lse } = copies.state::<B>(rows(&values, count), &lse);
+            // SAFETY: as above.
+            unsafe { merge_states(self.device, &States { out, lse, order }, &merged, stream) }
+        };
+        result.unwrap();
+        copies.copy_back();
+    }
+}
+
+impl Operators for Public<'_> {
+    fn merge_states(&self, parameters: &MergeStatesParameters, dtype: DType, regions: &[Region]) {
+        if parameters.lse_in_scale == 1.0 {
+            self.merge::<Base2>(parameters, dtype, regions);
+        } else {
+            self.merge::<BaseE>(parameters, dtype, regions);
+        }
+    }
+
+    fn append(&self, p: &AppendParameters, source: DType, cache: DType, regions: &[Region]) {
+        let copies = Copies::new(self.device, regions);
+        let (tokens, head_dim) = (p.tokens as u64, 8 * p.chunks.get());
+        let config = AttentionConfig::new(p.kv_heads, p.kv_heads, head_dim, p.page_size.get()).with_dtype(cache);
+        let half = |view: &CacheView| {
+            let strides = [view.page_stride_bytes, view.token_stride_bytes, view.head_stride_bytes];
+            let [page, token, head] = strides.map(|bytes| bytes / cache.bytes() as i64);
+            CacheRows::contiguous(copies.at(view.address), 1 << 20, Layout::Nhd, &config)
+                .with_strides(page, token, head)
+        };
+        let length_of = |address: u64| {
+            let region = regions.iter().find(|region| region.address == address).expect("page ids");
+            region.bytes as u64 / 4
+        };
+        let arguments = Append {
+            k: copies.rows(&p.new_k, source, tokens, p.kv_heads, head_dim),
+            v: copies.rows(&p.new_v, source, tokens, p.kv_heads, head_dim),
+            cache: PagedCache { k: half(&p.k), v: half(&p.v) },
+            destination: match p.slots {
+                0 => Destination::Positions {
+                    requests: copies.at(p.requests),
+                    positions: copies.at(p.positions),
+                    page_begin: copies.at(p.page_begin),
+                    page_indices: PageIndices { address: copies.at(p.page_indices), len: length_of(p.page_indices) },
+                },
+                slots => Destination::Slots { address: copies.at(slots) },
+            },
+        };
+        // SAFETY: the copies live until they are read back, which waits.
+        unsafe { append(self.device, &config, &arguments, Stream::default()) }.unwrap();
+        copies.copy_back();
+    }
+
+    fn positions(&self, p: &PositionsParameters, regions: &[Region]) {
+        let copies = Copies::new(self.device, regions);
+        let arguments = Positions {
+            request_count: p.request_count,
+            append_begin: copies.at(p.append_begin),
+            kv_lens: copies.at(p.kv_lens),
+            tokens: p.tokens,
+            requests: copies.at(p.requests),
+            positions: copies.at(p.positions),
+        };
+        // SAFETY: as above.
+        unsafe { positions(self.device, &arguments, Stream::default()) }.unwrap();
+        copies.copy_back();
+    }
+}

@@ -1,0 +1,584 @@
+//! What every device has to do, through the public API. [`device_tests`](crate::device_tests) makes tests of them.
+//!
+//! Letters and numbers name faults found in other libraries' public trackers, as in [`cases`](crate::cases).
+
+#![allow(missing_docs, reason = "a scenario says by its name what it is about")]
+
+use crate::cases::{Case, Pages, among_others, cases, paged, prompt, split_cases};
+use crate::fixture::{Fixture, Lse, Outputs, Tensors};
+use crate::layout::{LAYOUTS, Layout};
+use crate::new_tokens::append_cases;
+use crate::plans::limits_for;
+use crate::public_api::{Public, Session, plan, run_alone, workspace};
+use crate::states::merge_cases;
+use oxattn::config::{AttentionConfig, DType};
+use oxattn::operators::{Append, Destination, State, append, merge_state};
+use oxattn::tensor::CacheRows;
+use oxattn::{
+    Attention, Device, Error, Limits, Lse2, LseE, PageIndices, PageTable, PagedCache, QueryLengths, Rows, Run,
+    SplitMode, Stream, Workspace,
+};
+
+/// Makes a test of every scenario, on the device that an expression of type `Option<&Device>` (or what derefs to it)
+/// gives.
+#[macro_export]
+macro_rules! device_tests {
+    ($device:expr) => {
+        $crate::device_tests!($device;
+            every_case_is_the_oracle_s_answer_balanced,
+            every_case_is_the_oracle_s_answer_batch_invariant,
+            every_case_is_the_oracle_s_answer_in_fixed_splits,
+            every_case_is_the_oracle_s_answer_unsplit,
+            every_merge_is_the_oracle_s,
+            every_append_writes_its_cells_and_nothing_else,
+            e1_a_plan_over_another_runs_alone,
+            e1_graphs_have_room_for_the_largest_batch,
+            e7_plans_in_quick_succession_do_not_mix,
+            e8_two_streams_with_two_workspaces_do_not_mix,
+            h1_batch_mates_change_no_bit_of_a_request,
+            h1_chunks_of_a_prompt_change_no_bit_of_it,
+            h2_fifty_runs_agree_in_every_bit,
+            a_plan_serves_many_layers,
+            a_run_sees_what_was_appended_before_it,
+            a_plan_runs_on_another_thread,
+            counts_of_arrivals_are_zero_after_a_run,
+            empty_tensors_are_fine,
+            block_tables_and_uniform_lengths_plan_alike,
+            b18_rows_that_do_not_match_are_refused,
+            plans_that_do_not_match_are_refused,
+            configurations_no_kernel_runs_are_refused,
+            merges_and_appends_that_do_not_match_are_refused,
+        );
+    };
+    ($device:expr; $($name:ident),* $(,)?) => {
+        $(
+            #[test]
+            fn $name() {
+                if let Some(device) = $device {
+                    $crate::scenarios::$name(&device);
+                }
+            }
+        )*
+    };
+}
+
+/// A stream of its own for work on `device`.
+pub fn new_stream(device: &Device) -> Stream {
+    match device.as_cuda() {
+        None => Stream::default(),
+        Some(cuda) => {
+            cuda.context().bind().unwrap();
+            Stream::create().unwrap()
+        }
+    }
+}
+
+/// Query tokens of a case.
+fn tokens(case: &Case) -> usize {
+    *case.query_begin().last().unwrap() as usize
+}
+
+fn check(fixture: &Fixture, outputs: &Outputs, what: &str) {
+    if let Err(difference) = fixture.check(outputs) {
+        panic!("{}, {what}: {difference}", fixture.case.name);
+    }
+}
+
+/// All cases but those whose cache begins before its memory, which no caller can own.
+fn every_case(device: &Device, mode: SplitMode) {
+    let mut table = cases();
+    table.extend(split_cases());
+    for (index, case) in table.iter().filter(|case| case.pages != Pages::HighIds).enumerate() {
+        let fixture = Fixture::new(case);
+        let lse = [Lse::Two, Lse::E, Lse::None][index % 3];
+        check(&fixture, &run_alone(device, &fixture, mode, lse), &format!("{mode:?}"));
+    }
+}
+
+pub fn every_case_is_the_oracle_s_answer_balanced(device: &Device) {
+    every_case(device, SplitMode::Balanced);
+}
+
+pub fn every_case_is_the_oracle_s_answer_batch_invariant(device: &Device) {
+    every_case(device, SplitMode::BatchInvariant);
+}
+
+pub fn every_case_is_the_oracle_s_answer_in_fixed_splits(device: &Device) {
+    every_case(device, SplitMode::FixedSplit { tokens: 100 });
+}
+
+pub fn every_case_is_the_oracle_s_answer_unsplit(device: &Device) {
+    every_case(device, SplitMode::Unsplit);
+}
+
+pub fn every_merge_is_the_oracle_s(device: &Device) {
+    for case in merge_cases().iter().filter(|case| case.in_place || case.mask.is_none()) {
+        for pairs in [true, false] {
+            if let Err(difference) = crate::states::check(case, &Public { device, pairs }) {
+                panic!("{}, pairs {pairs}: {difference}", case.name);
+            }
+        }
+    }
+}
+
+pub fn every_append_writes_its_cells_and_nothing_else(device: &Device) {
+    for case in append_cases() {
+        if let Err(difference) = crate::new_tokens::check(&case, &Public { device, pairs: false }) {
+            panic!("{}: {difference}", case.name);
+        }
+    }
+}
+
+/// E1, E4: what a workspace held before a plan, be it 0xff or a larger plan, is not run.
+pub fn e1_a_plan_over_another_runs_alone(device: &Device) {
+    let (long, short) = (among_others(32, 5), among_others(2, 0));
+    let mut session = Session::new(device, &[&long, &short], SplitMode::Balanced);
+    for case in [&long, &short, &long] {
+        let fixture = Fixture::new(case);
+        let tensors = fixture.tensors(device, Lse::Two, tokens(case));
+        check(&fixture, &session.outputs(&fixture, &tensors, Stream::default()), "over another plan");
+    }
+}
+
+/// E1's two batches: one request of 8192 keys must not be run with a plan made for 2, nor the other way round. The
+/// cache lies so that its strides do not depend on how many pages there are.
+pub fn short_and_long() -> [Case; 2] {
+    [[2, 2], [8192, 40]].map(|kv_lens| Case {
+        name: format!("E1: {kv_lens:?} keys"),
+        kv_lens: kv_lens.to_vec(),
+        query_lens: vec![1, 2],
+        seeds: vec![kv_lens[0] as u64, 1],
+        ..paged(16, Layout::Together)
+    })
+}
+
+/// What is captured into a graph is given tensors of the limits' size; a plan of fewer tokens leaves the rest alone.
+pub fn e1_graphs_have_room_for_the_largest_batch(device: &Device) {
+    let [short, long] = short_and_long();
+    let wide = Case { query_lens: vec![3, 4], ..long.clone() };
+    let mut session = Session::for_graphs(device, &[&short, &long, &wide], SplitMode::Balanced);
+    let fixture = Fixture::new(&long);
+    let tensors = fixture.tensors(device, Lse::E, 7);
+    check(&fixture, &session.outputs(&fixture, &tensors, Stream::default()), "with room for 7 tokens");
+    let tight = fixture.tensors(device, Lse::E, 3);
+    let planned = session.plan(&fixture, Stream::default()).unwrap();
+    refused(session.run(&planned, &tight.run, Stream::default()), "lse.tokens is 3; this call needs 7");
+}
+
+/// E7: eight uploads may be on their way; the ninth waits for the first. Nothing waits for anything here but at the
+/// end, and each run has outputs of its own.
+pub fn e7_plans_in_quick_succession_do_not_mix(device: &Device) {
+    let [short, long] = short_and_long();
+    let mut session = Session::new(device, &[&short, &long], SplitMode::Balanced);
+    let stream = new_stream(device);
+    let fixtures = [Fixture::new(&short), Fixture::new(&long)];
+    let runs: Vec<Tensors> = (0..60).map(|turn| fixtures[turn % 2].tensors(device, Lse::Two, 3)).collect();
+    for (turn, tensors) in runs.iter().enumerate() {
+        let planned = session.plan(&fixtures[turn % 2], stream).unwrap();
+        session.run(&planned, &tensors.run, stream).unwrap();
+    }
+    device.synchronize().unwrap();
+    let first = [0, 1].map(|which| runs[which].download(&fixtures[which]));
+    for (turn, tensors) in runs.iter().enumerate() {
+        let (fixture, outputs) = (&fixtures[turn % 2], tensors.download(&fixtures[turn % 2]));
+        check(fixture, &outputs, &format!("turn {turn}"));
+        assert!(outputs.bits() == first[turn % 2].bits(), "turn {turn}");
+    }
+}
+
+/// E8: one attention, two streams, a workspace for each.
+pub fn e8_two_streams_with_two_workspaces_do_not_mix(device: &Device) {
+    let batches = [among_others(32, 5), among_others(64, 60)];
+    let fixtures = [Fixture::new(&batches[0]), Fixture::new(&batches[1])];
+    let limits = limits_for(&[&batches[0], &batches[1]]);
+    let mut attention = Attention::new(device, batches[0].config, SplitMode::Balanced, limits).unwrap();
+    let mut places = [(); 2].map(|()| (workspace(device, &attention), new_stream(device)));
+    let tensors = [0, 1].map(|which| {
+        let fixture: &Fixture = &fixtures[which];
+        (0..100).map(|_| fixture.tensors(device, Lse::Two, tokens(&fixture.case))).collect::<Vec<_>>()
+    });
+    for (first, second) in tensors[0].iter().zip(&tensors[1]) {
+        for ((tensors, fixture), ((_, workspace), stream)) in
+            [first, second].into_iter().zip(&fixtures).zip(&mut places)
+        {
+            let planned = plan(&mut attention, fixture, workspace, *stream).unwrap();
+            // SAFETY: everything lives until it is downloaded, which waits.
+            unsafe { attention.run(&planned, &tensors.run, workspace, *stream).unwrap() };
+        }
+    }
+    device.synchronize().unwrap();
+    for (fixture, tensors) in fixtures.iter().zip(&tensors) {
+        let first = tensors[0].download(fixture);
+        check(fixture, &first, "on its stream");
+        for (turn, tensors) in tensors.iter().enumerate() {
+            assert!(tensors.download(fixture).bits() == first.bits(), "turn {turn}");
+        }
+    }
+}
+
+pub fn h1_batch_mates_change_no_bit_of_a_request(device: &Device) {
+    for mode in [SplitMode::BatchInvariant, SplitMode::FixedSplit { tokens: 256 }, SplitMode::Unsplit] {
+        let row_of = |batch, at| {
+            let fixture = Fixture::new(&among_others(batch, at));
+            let outputs = run_alone(device, &fixture, mode, Lse::Two);
+            (0..4).map(|head| fixture.row(&outputs, at, 0, head)).collect::<Vec<_>>()
+        };
+        let alone = row_of(1, 0);
+        for (batch, at) in [(2, 0), (2, 1), (32, 17), (256, 255)] {
+            assert!(row_of(batch, at) == alone, "number {at} of {batch}, {mode:?}");
+        }
+    }
+}
+
+pub fn h1_chunks_of_a_prompt_change_no_bit_of_it(device: &Device) {
+    let rows = |begin, end| {
+        let fixture = Fixture::new(&prompt(begin, end));
+        let outputs = run_alone(device, &fixture, SplitMode::FixedSplit { tokens: 64 }, Lse::Two);
+        check(&fixture, &outputs, "a chunk");
+        (0..(end - begin) as usize)
+            .flat_map(|token| (0..4).map(move |head| (token, head)))
+            .map(|(token, head)| fixture.row(&outputs, 0, token, head))
+            .collect::<Vec<_>>()
+    };
+    let whole = rows(0, 300);
+    assert!([rows(0, 128), rows(128, 300)].concat() == whole);
+}
+
+pub fn h2_fifty_runs_agree_in_every_bit(device: &Device) {
+    for case in [&split_cases()[1], &among_others(64, 3), &prompt(0, 300)] {
+        let fixture = Fixture::new(case);
+        let mut session = Session::new(device, &[case], SplitMode::Balanced);
+        let tensors = fixture.tensors(device, Lse::Two, tokens(case));
+        let first = session.outputs(&fixture, &tensors, Stream::default());
+        check(&fixture, &first, "the first of fifty");
+        for turn in 1..50 {
+            tensors.clear();
+            let outputs = session.outputs(&fixture, &tensors, Stream::default());
+            assert!(outputs.bits() == first.bits(), "{}, turn {turn}", case.name);
+        }
+    }
+}
+
+/// One plan, many layers: the counts of arrivals are ready for the next launch, without a new plan.
+pub fn a_plan_serves_many_layers(device: &Device) {
+    let case = among_others(32, 5);
+    let fixture = Fixture::new(&case);
+    let mut session = Session::new(device, &[&case], SplitMode::Balanced);
+    let stream = new_stream(device);
+    let layers: Vec<Tensors> = (0..20).map(|_| fixture.tensors(device, Lse::Two, tokens(&case))).collect();
+    let planned = session.plan(&fixture, stream).unwrap();
+    for layer in &layers {
+        session.run(&planned, &layer.run, stream).unwrap();
+    }
+    let first = layers[0].download(&fixture);
+    check(&fixture, &first, "layer 0");
+    assert!(layers.iter().all(|layer| layer.download(&fixture).bits() == first.bits()));
+}
+
+/// Each layer of a step: append, then attend, with nothing between them but the stream.
+pub fn a_run_sees_what_was_appended_before_it(device: &Device) {
+    let case =
+        Case { query_lens: vec![1, 3, 8], kv_lens: vec![700, 35, 8], seeds: vec![5, 6, 7], ..paged(16, LAYOUTS[1]) };
+    let mut fixture = Fixture::new(&case);
+    let new = fixture.take_new_tokens();
+    let mut session = Session::new(device, &[&case], SplitMode::Balanced);
+    let stream = new_stream(device);
+    let [k, v] = [&new.k, &new.v].map(|rows| device.upload(rows).unwrap());
+    let slots = device.upload(&new.slots).unwrap();
+    let layers: Vec<Tensors> = (0..20).map(|_| fixture.tensors(device, Lse::Two, tokens(&case))).collect();
+    let planned = session.plan(&fixture, stream).unwrap();
+    let config = case.config;
+    let rows = |address| Rows::contiguous(address, config.dtype, 12, config.kv_heads, config.head_dim);
+    for layer in &layers {
+        let destination = Destination::Slots { address: slots.address() };
+        let arguments = Append { k: rows(k.address()), v: rows(v.address()), cache: layer.run.cache, destination };
+        // SAFETY: everything lives until it is downloaded, which waits.
+        unsafe { append(device, &config, &arguments, stream) }.unwrap();
+        session.run(&planned, &layer.run, stream).unwrap();
+    }
+    for (index, layer) in layers.iter().enumerate() {
+        check(&fixture, &layer.download(&fixture), &format!("layer {index}"));
+    }
+}
+
+/// Engines plan and run on threads of their own.
+pub fn a_plan_runs_on_another_thread(device: &Device) {
+    let case = paged(16, LAYOUTS[0]);
+    let fixture = Fixture::new(&case);
+    let mut session = Session::new(device, &[&case], SplitMode::Balanced);
+    let tensors = fixture.tensors(device, Lse::Two, tokens(&case));
+    let first = session.outputs(&fixture, &tensors, Stream::default());
+    check(&fixture, &first, "on this thread");
+    let run = &tensors.run;
+    for _ in 0..2 {
+        tensors.clear();
+        let session = &mut session;
+        let (page_begin, case) = (&fixture.page_begin, &case);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let table = PageTable::csr(16, page_begin, &case.kv_lens).unwrap();
+                let query_begin = case.query_begin();
+                let queries = QueryLengths::indptr(&query_begin).unwrap();
+                let Session { attention, workspace, .. } = session;
+                let planned = attention.plan(&table, queries, workspace, Stream::default()).unwrap();
+                session.run(&planned, run, Stream::default()).unwrap();
+            });
+        });
+        assert!(tensors.download(&fixture).bits() == first.bits());
+    }
+}
+
+pub fn counts_of_arrivals_are_zero_after_a_run(device: &Device) {
+    for mode in [SplitMode::Balanced, SplitMode::BatchInvariant, SplitMode::FixedSplit { tokens: 64 }] {
+        let case = among_others(32, 5);
+        let fixture = Fixture::new(&case);
+        let mut session = Session::new(device, &[&case], mode);
+        let tensors = fixture.tensors(device, Lse::Two, tokens(&case));
+        session.outputs(&fixture, &tensors, Stream::default());
+        let header = session.attention.latest_plan().unwrap().header();
+        assert!(header.groups > 0, "{mode:?} cuts a request of 3000 keys among short ones");
+        let begin = session.attention.workspace_layout().arrivals_offset_bytes as usize;
+        assert!(session.memory()[begin..][..4 * header.groups as usize].iter().all(|&byte| byte == 0), "{mode:?}");
+    }
+}
+
+/// Nothing to upload, to plan, to run, to append.
+pub fn empty_tensors_are_fine(device: &Device) {
+    let empty = device.upload::<f32>(&[]).unwrap();
+    assert_eq!(empty.download::<f32>().unwrap(), []);
+    empty.fill(0).unwrap();
+    let config = AttentionConfig::new(8, 2, 128, 16);
+    let limits = Limits { max_requests: 1, max_query_tokens: 1, max_kv_len_tokens: 1, max_kv_tokens: 1 };
+    for attention in [Attention::new, Attention::for_graphs] {
+        let mut attention = attention(device, config, SplitMode::Balanced, limits).unwrap();
+        let (_memory, mut workspace) = workspace(device, &attention);
+        let table = PageTable::csr(16, &[0u32], &[0u32; 0]).unwrap();
+        let planned = attention.plan(&table, QueryLengths::uniform(1), &mut workspace, Stream::default()).unwrap();
+        assert_eq!((planned.query_tokens, planned.page_index_len), (0, 0));
+    }
+    let mut attention = Attention::new(device, config, SplitMode::Balanced, limits).unwrap();
+    let (_memory, mut workspace) = workspace(device, &attention);
+    let table = PageTable::csr(16, &[0u32], &[0u32; 0]).unwrap();
+    let planned = attention.plan(&table, QueryLengths::uniform(1), &mut workspace, Stream::default()).unwrap();
+    let rows = Rows::contiguous(0, DType::Bf16, 0, 8, 128);
+    let cache = PagedCache::separate(0, 0, 0, oxattn::Layout::Nhd, &config);
+    let run = Run {
+        q: rows,
+        cache,
+        page_indices: PageIndices { address: 0, len: 0 },
+        out: rows,
+        lse: Some(Lse2::contiguous(0, 0, 8).into()),
+    };
+    // SAFETY: there is nothing to read or write.
+    unsafe { attention.run(&planned, &run, &mut workspace, Stream::default()) }.unwrap();
+    let new = Rows::contiguous(0, DType::F32, 0, 2, 128);
+    let arguments = Append { k: new, v: new, cache, destination: Destination::Slots { address: 0 } };
+    // SAFETY: as above.
+    unsafe { append(device, &config, &arguments, Stream::default()) }.unwrap();
+}
+
+/// The same batch as CSR and indptr, and as a block table with one query token each, is the same plan.
+pub fn block_tables_and_uniform_lengths_plan_alike(device: &Device) {
+    let case = Case { query_lens: vec![1; 3], kv_lens: vec![35, 16, 48], ..paged(16, LAYOUTS[0]) };
+    let fixture = Fixture::new(&case);
+    let mut session = Session::new(device, &[&case], SplitMode::Balanced);
+    let tensors = fixture.tensors(device, Lse::Two, 3);
+    let csr = session.outputs(&fixture, &tensors, Stream::default());
+    check(&fixture, &csr, "as CSR");
+
+    tensors.clear();
+    let pages_of = |request: usize| {
+        let range = fixture.page_begin[request] as usize..fixture.page_begin[request + 1] as usize;
+        let mut pages: Vec<i32> = fixture.page_indices[range].iter().map(|&page| page as i32).collect();
+        pages.resize(5, -1);
+        pages
+    };
+    let block_table: Vec<i32> = (0..3).flat_map(pages_of).collect();
+    let block_table = device.upload(&block_table).unwrap();
+    let table = PageTable::block_table(16, 5, &[35i32, 16, 48]).unwrap();
+    let Session { attention, workspace, .. } = &mut session;
+    let planned = attention.plan(&table, QueryLengths::uniform(1), workspace, Stream::default()).unwrap();
+    let run = Run { page_indices: PageIndices { address: block_table.address(), len: 15 }, ..tensors.run };
+    session.run(&planned, &run, Stream::default()).unwrap();
+    assert!(tensors.download(&fixture).bits() == csr.bits());
+}
+
+/// Holds a refusal's message.
+pub fn refused<T: std::fmt::Debug>(result: Result<T, Error>, message: &str) {
+    assert_eq!(result.expect_err(message).to_string(), message);
+}
+
+/// B18, D6, D12 and their like: what does not fit the plan, tensor by tensor, and the outputs stay as they were.
+pub fn b18_rows_that_do_not_match_are_refused(device: &Device) {
+    let case = Case { query_lens: vec![1; 3], kv_lens: vec![35, 16, 48], ..paged(16, LAYOUTS[0]) };
+    let fixture = Fixture::new(&case);
+    let mut session = Session::new(device, &[&case], SplitMode::Balanced);
+    let tensors = fixture.tensors(device, Lse::Two, 3);
+    let planned = session.plan(&fixture, Stream::default()).unwrap();
+    let run = tensors.run;
+    let (q, k, v) = (run.q, run.cache.k, run.cache.v);
+    let with_q = |q: Rows| Run { q, ..run };
+    let with_cache = |k: CacheRows, v: CacheRows| Run { cache: PagedCache { k, v }, ..run };
+    let lse = |tokens, heads| Run { lse: Some(LseE::contiguous(1 << 12, tokens, heads).into()), ..run };
+    let odd = q.address + 2;
+    for (run, message) in [
+        (with_q(Rows { tokens: 2, ..q }), "q.tokens is 2; this call needs 3".into()),
+        (with_q(Rows { tokens: 4, ..q }), "q.tokens is 4; this call needs 3".into()),
+        (with_q(Rows { heads: 2, ..q }), "q.heads is 2; this call needs 4".into()),
+        (with_q(Rows { head_dim: 128, ..q }), "q.head_dim is 128; this call needs 64".into()),
+        (with_q(Rows { dtype: DType::F16, ..q }), "q is f16; this call needs bf16".into()),
+        (with_q(Rows { dtype: DType::F32, ..q }), "q is f32; this call needs bf16".into()),
+        (with_q(Rows { address: odd, ..q }), format!("q.address is {odd} bytes, which is not a multiple of 16")),
+        (with_q(Rows { address: 0, ..q }), "q has elements but its address is 0".into()),
+        (with_q(q.with_strides(257, 64)), "q.token_stride is 514 bytes, which is not a multiple of 16".into()),
+        (with_q(q.with_strides(i64::MAX, 64)), "q.token_stride does not fit 64-bit bytes".into()),
+        (Run { out: Rows { tokens: 2, ..run.out }, ..run }, "out.tokens is 2; this call needs 3".into()),
+        (Run { out: Rows { dtype: DType::F32, ..run.out }, ..run }, "out is f32; this call needs bf16".into()),
+        (lse(2, 4), "lse.tokens is 2; this call needs 3".into()),
+        (lse(3, 8), "lse.heads is 8; this call needs 4".into()),
+        (with_cache(CacheRows { dtype: DType::F16, ..k }, v), "cache.k is f16; this call needs bf16".into()),
+        (with_cache(k, CacheRows { dtype: DType::F16, ..v }), "cache.v is f16; this call needs bf16".into()),
+        (with_cache(CacheRows { kv_heads: 4, ..k }, v), "cache.k.kv_heads is 4; this call needs 2".into()),
+        (
+            with_cache(CacheRows { page_size_tokens: 8, ..k }, v),
+            "cache.k.page_size_tokens is 8; this call needs 16".into(),
+        ),
+        (with_cache(k, CacheRows { pages: 2, ..v }), format!("cache.v.pages is 2; this call needs {}", k.pages)),
+        (
+            Run { page_indices: PageIndices { len: 6, ..run.page_indices }, ..run },
+            "page_indices.len is 6; this call needs 7".into(),
+        ),
+    ] {
+        refused(session.run(&planned, &run, Stream::default()), &message);
+    }
+    let outputs = tensors.download(&fixture);
+    assert!(
+        outputs.bits().0.iter().all(|&bits| bits == u16::MAX) && outputs.bits().1.iter().all(|&bits| bits == u32::MAX)
+    );
+    session.run(&planned, &run, Stream::default()).unwrap();
+    check(&fixture, &tensors.download(&fixture), "after refusals");
+}
+
+/// A plan that was replaced, that lies elsewhere, or that there is no room for.
+pub fn plans_that_do_not_match_are_refused(device: &Device) {
+    let case = Case { query_lens: vec![1; 3], kv_lens: vec![35, 16, 48], ..paged(16, LAYOUTS[0]) };
+    let fixture = Fixture::new(&case);
+    let stream = Stream::default();
+    let mut session = Session::new(device, &[&case], SplitMode::Balanced);
+    let tensors = fixture.tensors(device, Lse::Two, 3);
+
+    // A receipt of another attention is not this one's.
+    let foreign = Session::new(device, &[&case], SplitMode::Balanced).plan(&fixture, stream).unwrap();
+    refused(session.run(&foreign, &tensors.run, stream), "run was called before plan");
+    let first = session.plan(&fixture, stream).unwrap();
+    let second = session.plan(&fixture, stream).unwrap();
+    assert_eq!((first.epoch, second.epoch), (1, 2));
+    let stale = "the plan of epoch 1 was replaced by the plan of epoch 2";
+    refused(session.run(&first, &tensors.run, stream), stale);
+    let (_memory, other) = workspace(device, &session.attention);
+    let memory = std::mem::replace(&mut session.workspace, other);
+    let refusal = session.run(&second, &tensors.run, stream).unwrap_err().to_string();
+    assert!(refusal.starts_with("the plan lies in the workspace at 0x"), "{refusal}");
+    session.workspace = memory;
+    session.run(&second, &tensors.run, stream).unwrap();
+    check(&fixture, &tensors.download(&fixture), "after refusals");
+
+    let mut replanned = |table: PageTable<'_>, query_len, message: &str| {
+        let Session { attention, workspace, .. } = &mut session;
+        refused(attention.plan(&table, QueryLengths::uniform(query_len), workspace, stream), message);
+        // A refused plan leaves none.
+        refused(session.run(&second, &tensors.run, stream), "run was called before plan");
+    };
+    fn table(page_size: u32, kv_lens: &[u32]) -> PageTable<'_> {
+        PageTable::block_table(page_size, 5, kv_lens).unwrap()
+    }
+    replanned(table(16, &[1; 4]), 1, "batch has 4 requests; the planner's max_requests is 3");
+    replanned(table(16, &[49, 1, 1]), 1, "kv_len of request 0 is 49; the planner's max_kv_len_tokens is 48");
+    replanned(table(16, &[48; 3]), 1, "batch has 144 keys; the planner's max_kv_tokens is 99");
+    replanned(table(16, &[1; 3]), 2, "batch has 6 query tokens; the planner's max_query_tokens is 3");
+    replanned(table(8, &[1; 3]), 1, "page table has pages of 8 tokens; the planner's config has page_size_tokens = 16");
+
+    let bytes = session.attention.workspace_bytes();
+    let memory = device.allocate(bytes as usize + 16).unwrap();
+    let mut plan_in = |address, bytes| {
+        // SAFETY: refused before anything is written.
+        let mut workspace = unsafe { Workspace::new(address, bytes) };
+        plan(&mut session.attention, &fixture, &mut workspace, stream)
+    };
+    refused(
+        plan_in(memory.address(), bytes - 1),
+        &format!("workspace has {} bytes; the planner's limits need {bytes}", bytes - 1),
+    );
+    let odd = memory.address() + 8;
+    refused(plan_in(odd, bytes), &format!("workspace address {odd:#x} is not a multiple of 16 bytes"));
+}
+
+pub fn configurations_no_kernel_runs_are_refused(device: &Device) {
+    let limits = Limits { max_requests: 1, max_query_tokens: 1, max_kv_len_tokens: 1, max_kv_tokens: 1 };
+    let config = AttentionConfig::new(8, 2, 128, 16);
+    for (config, message) in [
+        (config.with_dtype(DType::F32), "dtype is f32; supported are bf16 and f16"),
+        (AttentionConfig::new(3, 2, 128, 16), "query_heads is 3, which is not a multiple of kv_heads = 2"),
+        (AttentionConfig::new(0, 2, 128, 16), "query_heads is 0; it must be at least 1"),
+        (AttentionConfig::new(129, 1, 128, 16), "query_heads / kv_heads is 129; supported is at most 128"),
+        (AttentionConfig::new(8, 2, 128, 1025), "page_size_tokens is 1025; supported is at most 1024"),
+        (
+            AttentionConfig::new(8, 2, 72, 16),
+            "head_dim is 72; supported are [64, 80, 96, 112, 128, 160, 192, 224, 256, 512]",
+        ),
+        (config.with_softmax_scale(f32::INFINITY), "softmax_scale is inf; it must be finite"),
+    ] {
+        refused(Attention::new(device, config, SplitMode::Balanced, limits), message);
+        refused(Attention::for_graphs(device, config, SplitMode::Unsplit, limits), message);
+    }
+    let zero = SplitMode::FixedSplit { tokens: 0 };
+    refused(Attention::new(device, config, zero, limits), "FixedSplit tokens is 0; it must be at least 1");
+}
+
+pub fn merges_and_appends_that_do_not_match_are_refused(device: &Device) {
+    let memory = device.allocate(1 << 16).unwrap();
+    let at = memory.address();
+    let state = |tokens: u64, heads: u32, head_dim: u32, dtype: DType| State {
+        out: Rows::contiguous(at, dtype, tokens, heads, head_dim),
+        lse: Lse2::contiguous(at + (1 << 15), tokens, heads),
+    };
+    let good = state(2, 3, 64, DType::F32);
+    let strided = State { out: good.out.with_strides(3 * 64 + 4, 64), ..good };
+    let narrow = State { out: good.out.with_strides(3 * 64 + 1, 64), ..good };
+    let wide = state(1, 1, 520, DType::F32);
+    let uneven = state(2, 3, 68, DType::F32);
+    for (a, b, merged, message) in [
+        (good, state(2, 3, 64, DType::F16), good, "b.out is f16; this call needs f32"),
+        (good, good, state(2, 3, 64, DType::Bf16), "merged.out is bf16; this call needs f32"),
+        (good, state(1, 3, 64, DType::F32), good, "b.out.tokens is 1; this call needs 2"),
+        (good, good, state(2, 2, 64, DType::F32), "merged.out.heads is 2; this call needs 3"),
+        (good, strided, good, "b.out.token_stride (bytes) is 784; this call needs 768"),
+        (narrow, good, good, "a.out.token_stride is 772 bytes, which is not a multiple of 16"),
+        (wide, wide, wide, "out.head_dim is 520; supported is at most 512"),
+        (uneven, uneven, uneven, "out.head_dim is 68 bytes, which is not a multiple of 8"),
+    ] {
+        // SAFETY: refused before a launch.
+        refused(unsafe { merge_state(device, &a, &b, &merged, Stream::default()) }, message);
+    }
+
+    let config = AttentionConfig::new(2, 2, 64, 4);
+    let cache = PagedCache::separate(at, at + (1 << 14), 4, oxattn::Layout::Hnd, &config);
+    let new = Rows::contiguous(at, DType::F32, 3, 2, 64);
+    let slots = Destination::Slots { address: at };
+    let good = Append { k: new, v: new, cache, destination: slots };
+    let f16 = CacheRows { dtype: DType::F16, ..cache.v };
+    for (arguments, message) in [
+        (Append { v: Rows { dtype: DType::Bf16, ..new }, ..good }, "v is bf16; this call needs f32"),
+        (Append { v: Rows { tokens: 2, ..new }, ..good }, "v.tokens is 2; this call needs 3"),
+        (Append { k: Rows { heads: 4, ..new }, ..good }, "k.heads is 4; this call needs 2"),
+        (Append { cache: PagedCache { v: f16, ..cache }, ..good }, "cache.v is f16; this call needs bf16"),
+        (
+            Append { k: Rows { tokens: 1 << 28, ..new }, ..good },
+            "k.tokens is 268435456; supported is at most 134217727",
+        ),
+        (Append { destination: Destination::Slots { address: 0 }, ..good }, "slots has elements but its address is 0"),
+    ] {
+        // SAFETY: refused before a launch.
+        refused(unsafe { append(device, &config, &arguments, Stream::default()) }, message);
+    }
+}

@@ -1,0 +1,206 @@
+//! The attention table on the kernels themselves, under the emulator: whole, cut by force, and as the planner cuts it.
+//! Any race, stray access or missing wait in a kernel fails here, whatever the numbers.
+
+use kernels_gpu::abi::tile::{ATTEND_HEAD_DIMS, AttendTile, Family, Teams};
+use oxattn::config::{AttentionConfig, DType};
+use oxattn::{SplitMode, Target};
+use oxattn_tests::cases::{Case, Pages, Unused, Values, cases, paged, split_cases};
+use oxattn_tests::executors::Emulator;
+use oxattn_tests::fixture::{Fixture, Lse};
+use oxattn_tests::layout::LAYOUTS;
+use oxattn_tests::plans::{PlanImage, forced_split, planned};
+
+/// Of [`Case::tile_cost`]: what one launch may cost.
+const BUDGET: u64 = 3 << 20;
+
+fn affordable() -> Vec<Case> {
+    let mut table = cases();
+    table.extend(split_cases());
+    table.retain(|case| case.tile_cost() <= BUDGET);
+    table
+}
+
+/// 4 to 16 blocks: some queues hold many items, some none.
+fn blocks(index: usize) -> u32 {
+    [4, 7, 16][index % 3]
+}
+
+const LSE: [Lse; 3] = [Lse::Two, Lse::E, Lse::None];
+const MODES: [SplitMode; 4] =
+    [SplitMode::Balanced, SplitMode::BatchInvariant, SplitMode::FixedSplit { tokens: 40 }, SplitMode::Unsplit];
+
+/// Runs every affordable case under the plan that `plan` makes of its number.
+fn check_all(family: Family, what: &str, plan: impl Fn(usize, &Fixture) -> PlanImage) {
+    for (index, case) in affordable().iter().enumerate() {
+        let mut fixture = Fixture::new(case);
+        let mut plan = plan(index, &fixture);
+        let outputs = fixture.run(&Emulator::new(family, index as u64), &mut plan, LSE[index / 2 % 3]);
+        if let Err(difference) = fixture.check(&outputs) {
+            panic!("{}, {family:?}, {what}: {difference}", case.name);
+        }
+    }
+}
+
+fn check_whole(family: Family) {
+    check_all(family, "whole", |index, Fixture { case, page_begin, .. }| {
+        forced_split(case, page_begin, 1, Teams::new(case.config.kv_heads, blocks(index)))
+    });
+}
+
+fn check_pieces(family: Family) {
+    check_all(family, "in pieces", |index, Fixture { case, page_begin, .. }| {
+        let pieces = [2, 3, 7][index / 3 % 3];
+        forced_split(case, page_begin, pieces, Teams::new(case.config.kv_heads, blocks(index)))
+    });
+}
+
+fn check_planned(family: Family) {
+    check_all(family, "planned", |index, Fixture { case, page_begin, .. }| {
+        let tile = AttendTile::new(case.config.head_dim, family).unwrap();
+        planned(case, page_begin, Target::new(blocks(index), tile.tile_tokens()), MODES[index % 4])
+    });
+}
+
+#[test]
+fn whole_on_sm_80() {
+    check_whole(Family::Sm80);
+}
+
+#[test]
+fn whole_on_sm_90a() {
+    check_whole(Family::Sm90a);
+}
+
+#[test]
+fn in_pieces_on_sm_80() {
+    check_pieces(Family::Sm80);
+}
+
+#[test]
+fn in_pieces_on_sm_90a() {
+    check_pieces(Family::Sm90a);
+}
+
+#[test]
+fn planned_on_sm_80() {
+    check_planned(Family::Sm80);
+}
+
+#[test]
+fn planned_on_sm_90a() {
+    check_planned(Family::Sm90a);
+}
+
+/// The thinned table still holds everything that has to run on both families.
+#[test]
+fn the_affordable_cases_cover_the_table() {
+    let (all, table) = (cases(), affordable());
+    for head_dim in ATTEND_HEAD_DIMS {
+        for dtype in [DType::Bf16, DType::F16] {
+            assert!(table.iter().any(|case| case.config.head_dim == head_dim && case.config.dtype == dtype));
+        }
+        // Enough tiles for the ring to turn twice.
+        assert!(table.iter().any(|case| case.config.head_dim == head_dim && case.kv_lens.contains(&450)));
+    }
+    for case in &all {
+        let same_shape = |other: &Case| {
+            let key = |case: &Case| (case.config.group(), case.config.page_size_tokens, case.config.causal);
+            key(case) == key(other)
+        };
+        assert!(table.iter().any(same_shape), "nothing stands for {}", case.name);
+        let rare = case.values != Values::Normal || case.pages == Pages::HighIds || case.query_row_elements.is_some();
+        assert!(!rare || table.iter().any(|other| other.name == case.name), "{} is left out", case.name);
+    }
+    for layout in LAYOUTS {
+        for unused in [Unused::Nan, Unused::NanKeys, Unused::NanValues] {
+            let has = |layout| table.iter().any(|case| case.layout == layout && case.unused == unused);
+            assert!(unused != Unused::Nan || has(layout));
+            assert!(LAYOUTS.into_iter().any(has));
+        }
+    }
+}
+
+/// Which block folds, in which order blocks and lanes run, how blocks stand in teams: none of it changes a bit.
+#[test]
+fn h2_order_and_teams_change_no_bit() {
+    let case = Case { query_lens: vec![3, 1], kv_lens: vec![150, 70], seeds: vec![0, 1], ..paged(16, LAYOUTS[2]) };
+    for family in [Family::Sm80, Family::Sm90a] {
+        for pieces in [1, 5] {
+            let run = |seed, teams| {
+                let mut fixture = Fixture::new(&case);
+                let mut plan = forced_split(&case, &fixture.page_begin, pieces, teams);
+                fixture.run(&Emulator::new(family, seed), &mut plan, Lse::Two)
+            };
+            let first = run(0, Teams { teams: 1, blocks: 1, heads_per_block: 2 });
+            for seed in 1..6 {
+                for teams in [Teams { teams: 3, blocks: 2, heads_per_block: 1 }, Teams::new(2, 16)] {
+                    assert!(run(seed, teams).bits() == first.bits(), "{family:?}, {pieces} pieces, seed {seed}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn b10_what_unused_slots_hold_changes_no_bit() {
+    let base = Case { query_lens: vec![1, 4, 2], kv_lens: vec![37, 70, 0], ..paged(5, LAYOUTS[3]) };
+    for family in [Family::Sm80, Family::Sm90a] {
+        for pieces in [1, 3] {
+            let run = |unused| {
+                let mut fixture = Fixture::new(&Case { unused, ..base.clone() });
+                let mut plan = forced_split(&base, &fixture.page_begin, pieces, Teams::new(2, 4));
+                fixture.run(&Emulator::new(family, 3), &mut plan, Lse::Two)
+            };
+            let clean = run(Unused::Large);
+            for unused in [Unused::NanKeys, Unused::NanValues, Unused::Nan] {
+                assert!(run(unused).bits() == clean.bits(), "{family:?}, {unused:?}, {pieces} pieces");
+            }
+        }
+    }
+}
+
+/// Pages and layout move the same rows elsewhere.
+#[test]
+fn c14_pages_and_layout_change_no_bit() {
+    let run = |page_size, layout| {
+        let mut fixture = Fixture::new(&paged(page_size, layout));
+        let mut plan = forced_split(&fixture.case, &fixture.page_begin, 2, Teams::new(2, 7));
+        fixture.run(&Emulator::new(Family::Sm90a, 1), &mut plan, Lse::Two)
+    };
+    let first = run(64, LAYOUTS[0]);
+    for (page_size, layout) in [1, 2, 3, 16, 1000].into_iter().flat_map(|page| LAYOUTS.map(|layout| (page, layout))) {
+        assert!(run(page_size, layout).bits() == first.bits(), "pages of {page_size}, {layout:?}");
+    }
+}
+
+/// 512 keys and 16 query heads on 2 KV heads of 128 elements, by hand: what must be read is read once, `ldmatrix`
+/// meets no bank twice, and a 16 x 8 x 16 product is issued for each 8 of the scores and 8 of the output columns.
+#[test]
+fn an_aligned_decode_costs_what_it_must() {
+    let config = AttentionConfig::new(16, 2, 128, 16);
+    let case = Case { config, query_lens: vec![1], kv_lens: vec![512], seeds: vec![0], ..paged(16, LAYOUTS[0]) };
+    for family in [Family::Sm80, Family::Sm90a] {
+        for (pieces, teams) in [(1, Teams::new(2, 2)), (1, Teams::new(2, 1)), (4, Teams::new(2, 8))] {
+            let mut fixture = Fixture::new(&case);
+            let mut plan = forced_split(&case, &fixture.page_begin, pieces, teams);
+            let emulator = Emulator::new(family, 1);
+            let outputs = fixture.run(&emulator, &mut plan, Lse::Two);
+            fixture.check(&outputs).unwrap();
+
+            let (heads, row_bytes) = (2, 256);
+            let kv_bytes = 512 * heads * 2 * row_bytes;
+            // Each piece of each head reads the queries of its 8 heads.
+            let query_bytes = pieces as u64 * heads * 8 * row_bytes;
+            // 32 spans of 16 keys a head, 128 / 16 steps for Q K^T and as many for P V, two products each.
+            let products = 32 * heads * (8 + 8) * 2;
+            // A step of K, and one of V, are one load; each of a piece's 4 warps loads its queries' 8 steps once.
+            let loads = 32 * heads * (8 + 8) + pieces as u64 * heads * 4 * 8;
+            let counters = emulator.counters();
+            assert_eq!(counters.async_copy_bytes, kv_bytes + query_bytes, "{family:?}, {pieces} pieces");
+            assert_eq!(counters.mma, products);
+            assert_eq!(counters.load_matrix, loads);
+            assert_eq!((counters.load_matrix_bank_conflicts, counters.shared_bank_conflicts), (0, 0));
+            assert_eq!(counters.atomics, if pieces == 1 { 0 } else { pieces as u64 * heads });
+        }
+    }
+}

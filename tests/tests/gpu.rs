@@ -1,0 +1,161 @@
+//! What every device has to do, and what only a GPU can, on GPU 0. Where there is none, the tests say so and pass.
+
+use oxattn::{Device, SplitMode, Stream};
+use oxattn_tests::cases::{Case, paged};
+use oxattn_tests::device_tests;
+use oxattn_tests::fixture::{Fixture, Lse};
+use oxattn_tests::layout::LAYOUTS;
+use oxattn_tests::public_api::Session;
+use oxattn_tests::scenarios::{new_stream, refused, short_and_long};
+use std::io::Write;
+use std::ops::Deref;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// The GPU, for one test at a time: a context must not be waited for while another thread captures a stream of it.
+struct Gpu(Device, #[allow(dead_code, reason = "held")] MutexGuard<'static, ()>);
+
+impl Deref for Gpu {
+    type Target = Device;
+
+    fn deref(&self) -> &Device {
+        &self.0
+    }
+}
+
+fn gpu() -> Option<Gpu> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    static DEVICE: OnceLock<Result<Device, String>> = OnceLock::new();
+    let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    match DEVICE.get_or_init(|| Device::cuda(0).map_err(|error| error.to_string())) {
+        Ok(device) => Some(Gpu(device.clone(), turn)),
+        Err(error) => {
+            // Past the harness, which keeps what passing tests print.
+            let _ = writeln!(std::io::stderr(), "skipped: {error}");
+            None
+        }
+    }
+}
+
+device_tests!(gpu());
+
+#[test]
+fn a_device_that_is_not_there_is_an_error() {
+    let error = Device::cuda(1 << 20).unwrap_err().to_string();
+    assert!(!error.is_empty());
+}
+
+/// A buffer is filled once the call returns, also for streams that do not wait for the default one.
+#[test]
+fn a_fill_is_there_for_every_stream() {
+    let Some(device) = gpu() else { return };
+    let stream = new_stream(&device);
+    const BYTES: usize = 1 << 30;
+    const TAIL: usize = 1 << 20;
+    let tail = device.upload(&vec![0u8; TAIL]).unwrap();
+    let buffer = device.allocate(BYTES).unwrap();
+    buffer.fill(7).unwrap();
+    // SAFETY: both live until the download, which waits.
+    unsafe { stream.copy(tail.address(), buffer.address() + (BYTES - TAIL) as u64, TAIL) }.unwrap();
+    assert!(tail.download::<u8>().unwrap().iter().all(|&byte| byte == 7));
+}
+
+/// E1: a graph captured once, over a plan that is refreshed in place. Two layers, so that one waits for the other
+/// inside the graph.
+#[test]
+fn e1_a_graph_follows_the_plan() {
+    let Some(device) = gpu() else { return };
+    let fixtures = short_and_long().map(|case| Fixture::new(&case));
+    let cases = [&fixtures[0].case, &fixtures[1].case];
+    for mode in [SplitMode::Balanced, SplitMode::BatchInvariant] {
+        let mut session = Session::for_graphs(&device, &cases, mode);
+        let stream = new_stream(&device);
+        // The long batch's memory holds the short one's too.
+        let layers = [(); 2].map(|()| fixtures[1].tensors(&device, Lse::Two, 3));
+        let planned = session.plan(&fixtures[0], stream).unwrap();
+        stream.begin_capture().unwrap();
+        let captured: Vec<_> = layers.iter().map(|layer| session.run(&planned, &layer.run, stream)).collect();
+        let graph = stream.end_capture().unwrap();
+        captured.into_iter().for_each(|result| result.unwrap());
+        for turn in 0..12 {
+            let fixture = &fixtures[[0, 1, 1, 0][turn % 4]];
+            layers.iter().for_each(|layer| layer.load(fixture));
+            let planned = session.plan(fixture, stream).unwrap();
+            graph.launch(stream).unwrap();
+            stream.synchronize().unwrap();
+            let replayed = layers.each_ref().map(|layer| layer.download(fixture));
+            if let Err(difference) = fixture.check(&replayed[0]) {
+                panic!("{}, {mode:?}, turn {turn}: {difference}", fixture.case.name);
+            }
+            assert!(replayed[1].bits() == replayed[0].bits(), "turn {turn}");
+            layers[0].clear();
+            session.run(&planned, &layers[0].run, stream).unwrap();
+            assert!(layers[0].download(fixture).bits() == replayed[0].bits(), "turn {turn}");
+        }
+    }
+}
+
+/// E2: grid and addresses of an attention that was not made for graphs may change under a captured one.
+#[test]
+fn e2_captures_that_would_go_stale_are_refused() {
+    let Some(device) = gpu() else { return };
+    let case = paged(16, LAYOUTS[0]);
+    let fixture = Fixture::new(&case);
+    let tensors = fixture.tensors(&device, Lse::Two, 6);
+    let stream = new_stream(&device);
+
+    let mut session = Session::new(&device, &[&case], SplitMode::Balanced);
+    let planned = session.plan(&fixture, stream).unwrap();
+    stream.begin_capture().unwrap();
+    let run = session.run(&planned, &tensors.run, stream);
+    let plan = session.plan(&fixture, stream);
+    drop(stream.end_capture().unwrap());
+    refused(run, "run was called while its stream is captured into a graph; make it with Attention::for_graphs");
+    let remedy = "plan was called while its stream is captured into a graph; plan before the capture, and again before \
+                  each replay";
+    refused(plan, remedy);
+
+    let mut session = Session::for_graphs(&device, &[&case], SplitMode::Balanced);
+    let planned = session.plan(&fixture, stream).unwrap();
+    stream.begin_capture().unwrap();
+    let plan = session.plan(&fixture, stream);
+    let run = session.run(&planned, &tensors.run, stream);
+    let graph = stream.end_capture().unwrap();
+    refused(plan, remedy);
+    // A refused plan left the one before it.
+    run.unwrap();
+    graph.launch(stream).unwrap();
+    stream.synchronize().unwrap();
+    fixture.check(&tensors.download(&fixture)).unwrap();
+}
+
+/// D12: memory of the host, pinned or not, where the device's is needed.
+#[test]
+fn d12_host_memory_is_refused() {
+    let Some(device) = gpu() else { return };
+    let case = Case { query_lens: vec![1; 3], kv_lens: vec![35, 16, 48], ..paged(16, LAYOUTS[0]) };
+    let fixture = Fixture::new(&case);
+    let host = fixture.tensors(&Device::cpu(), Lse::Two, 3).run;
+    let mut session = Session::new(&device, &[&case], SplitMode::Balanced);
+    let tensors = fixture.tensors(&device, Lse::Two, 3);
+    let planned = session.plan(&fixture, Stream::default()).unwrap();
+    let mut run = tensors.run;
+    let mut try_with = |run: &oxattn::Run, tensor: &str, address: u64| {
+        let message = format!(
+            "{tensor}'s address {address:#x} is not memory the CUDA driver knows; this call needs memory of cuda:0"
+        );
+        refused(session.run(&planned, run, Stream::default()), &message);
+    };
+    try_with(&oxattn::Run { q: host.q, ..run }, "q", host.q.address);
+    try_with(&oxattn::Run { out: host.out, ..run }, "out", host.out.address);
+    try_with(&oxattn::Run { cache: host.cache, ..run }, "cache.k", host.cache.k.address);
+    try_with(&oxattn::Run { page_indices: host.page_indices, ..run }, "page_indices", host.page_indices.address);
+
+    device.as_cuda().unwrap().context().bind().unwrap();
+    let mut pinned = oxattn::driver::PinnedMemory::new(1 << 16).unwrap();
+    run.q.address = pinned.as_mut_slice().as_ptr() as u64;
+    let refusal = session.run(&planned, &run, Stream::default()).unwrap_err().to_string();
+    assert!(refusal.ends_with("is pinned host memory; this call needs memory of cuda:0"), "{refusal}");
+
+    session.run(&planned, &tensors.run, Stream::default()).unwrap();
+    fixture.check(&tensors.download(&fixture)).unwrap();
+}
