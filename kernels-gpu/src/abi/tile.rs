@@ -115,22 +115,26 @@ pub struct Teams {
 }
 
 impl Teams {
-    /// Teams for `kv_heads` heads in `blocks` places: of all heads a block (1, 2, ...) the one that keeps most
-    /// places busy, and among equals the largest team. Every count is at least 1, whatever the arguments.
+    /// Teams for `kv_heads` heads in `blocks` places: the largest team that keeps within 1/64 as many places busy as
+    /// the best team would. The larger a team, the fewer heads follow one another in a block, and the finer the
+    /// teams' work divides. Every count is at least 1, whatever the arguments.
     pub const fn new(kv_heads: u32, blocks: u32) -> Teams {
         let kv_heads = if kv_heads == 0 { 1 } else { kv_heads };
-        let mut best = Teams { teams: 1, blocks: 1, heads_per_block: kv_heads };
-        let mut heads_per_block = kv_heads;
+        let blocks = if blocks == 0 { 1 } else { blocks };
+        // A block a team is never idle.
+        let mut best = Teams { teams: blocks, blocks: 1, heads_per_block: kv_heads };
+        let mut heads_per_block = kv_heads - 1;
         while heads_per_block >= 1 {
             let members = kv_heads.div_ceil(heads_per_block);
             let teams = blocks / members;
-            // Work done in one round of the best possible: teams * kv_heads heads in heads_per_block steps.
-            if teams * best.heads_per_block >= best.teams * heads_per_block {
+            // A place is busy for its heads of each round of `heads_per_block`.
+            let (busy, places) = (teams as u64 * kv_heads as u64, blocks as u64 * heads_per_block as u64);
+            if 64 * busy as u128 >= 63 * places as u128 {
                 best = Teams { teams, blocks: members, heads_per_block };
             }
             heads_per_block -= 1;
         }
-        if best.teams == 0 { Teams { teams: 1, blocks: 1, heads_per_block: kv_heads } } else { best }
+        best
     }
 }
 
@@ -164,8 +168,32 @@ mod tests {
             (8, 4, 1, 4, 2),
             (8, 1, 1, 1, 8),
             (3, 2, 2, 1, 3),
+            // 16 teams of 8 would leave 4 of 132 idle, more than 1 in 64.
+            (8, 132, 33, 4, 2),
+            (0, 0, 1, 1, 1),
+            (1, u32::MAX, u32::MAX, 1, 1),
         ] {
             assert_eq!(Teams::new(kv_heads, places), Teams { teams, blocks, heads_per_block }, "{kv_heads} {places}");
+        }
+    }
+
+    #[test]
+    fn teams_cover_each_head_once_and_beat_the_simple_choice() {
+        for kv_heads in 1..=130 {
+            for places in 1..=300 {
+                let Teams { teams, blocks, heads_per_block } = Teams::new(kv_heads, places);
+                assert!(teams >= 1 && teams * blocks <= places, "{kv_heads} {places}");
+                let heads = |member| (member * heads_per_block..kv_heads.min((member + 1) * heads_per_block));
+                assert!((0..blocks).all(|member| !heads(member).is_empty()), "{kv_heads} {places}: an idle member");
+                assert!((0..blocks).flat_map(heads).eq(0..kv_heads), "{kv_heads} {places}");
+                // Heads done in the time of one, of all places: as large a team as there are heads or places.
+                let simple = kv_heads.min(places);
+                let simple_rate = (places / simple * kv_heads) as f64 / kv_heads.div_ceil(simple) as f64;
+                assert!(
+                    (teams * kv_heads) as f64 / heads_per_block as f64 >= simple_rate - 1e-9,
+                    "{kv_heads} {places}"
+                );
+            }
         }
     }
 }
