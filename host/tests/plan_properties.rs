@@ -165,7 +165,8 @@ fn check_balance(plan: &Plan, requests: &[Request]) {
     let mean = unit_costs.iter().sum::<u64>().div_ceil(plan.header().teams as u64);
     let balance = plan.balance();
     assert_eq!(balance.queue_loads.len() as u32, plan.header().teams);
-    // 3 tiles for cuts and for units too short to cut, and the share's rounding from 1024 tiles; then the slack.
+    // 3 tiles for cuts and for units too short to cut, and the share's rounding from 1024 tiles; then the slack that
+    // keeps a plan uncut.
     let share = mean + ITEM_COST_TILES + MIN_PIECE_TILES as u64 + mean / 512;
     assert!(balance.max <= share + (share / 25).max(1), "max {} mean {mean}\n{}", balance.max, plan.explain());
     // So it is within 4/3 of the mean, or of the longest unit that is no longer than two of the shortest pieces.
@@ -368,12 +369,13 @@ fn one_long_request_among_short_ones_is_cut() {
 
 #[test]
 fn units_of_mixed_lengths_are_hardly_cut() {
-    // 128 chat lengths of a log-normal shape, spelled out: 4 units a queue. Two are longer than a share.
+    // 128 lengths from 150 to 6800 tokens, 4 units a queue, two of them longer than a share of 54 tiles. The shortest
+    // units of 3 tiles, too short to cut, leave gaps of as much.
     let lengths = |i: u32| 150 + (i * i * i) / 400 % 1800 + if i % 50 == 49 { 6000 } else { 0 };
     let requests: Vec<_> = (0..128).map(|i| (1, lengths(i))).collect();
     let planner = balanced(AttentionConfig::new(32, 8, 128, 16), 264, &requests);
     let explain = planner.latest().unwrap().explain();
-    assert!(explain.cut_units <= 8 && explain.balance.efficiency() > 0.96, "{explain}");
+    assert!(explain.cut_units == 2 && explain.balance.efficiency() > 0.95, "{explain}");
 }
 
 #[test]
@@ -494,14 +496,14 @@ fn refusals_name_the_field_and_both_values() {
     assert_eq!(planner.plan(&table, query).unwrap_err().to_string(), "query_indptr has 2 entries; expected 3");
     assert!(planner.latest().is_none(), "a refused batch leaves no plan");
 
-    let refused = |target, mode, limits| Planner::new(config, target, mode, limits).unwrap_err();
+    let refused = |target, mode, limits| Planner::new(config, target, mode, limits).err().expect("refused");
     let balanced = SplitMode::Balanced;
     assert_eq!(refused(Target::new(0, 64), balanced, limits).to_string(), "target.blocks is 0; it must be at least 1");
     assert_eq!(
         refused(target, SplitMode::FixedSplit { tokens: 0 }, limits).to_string(),
         "FixedSplit tokens is 0; it must be at least 1"
     );
-    let wide = Limits { max_requests: 1 << 20, max_query_tokens: 1 << 28, ..limits };
+    let wide = Limits { max_requests: 1 << 28, max_query_tokens: 1 << 28, ..limits };
     assert!(matches!(refused(target, balanced, wide), PlanError::Unrepresentable { field: "plan image bytes", .. }));
     let long = Limits { max_kv_len_tokens: u32::MAX, ..limits };
     assert!(matches!(refused(target, balanced, long), PlanError::Unrepresentable { field: "max_kv_len_tokens", .. }));
@@ -521,18 +523,18 @@ fn a_refused_batch_leaves_the_last_plan() {
 fn a_plan_explains_itself() {
     let planner = balanced(AttentionConfig::new(32, 8, 128, 16), 264, &[(1, 32_768)]);
     let explain = planner.latest().unwrap().explain();
-    // 32768 keys x 8 heads x (K and V) x 128 elements x 2 bytes; the image is 256 bytes of header, 1280 of
-    // queue_begin, 512 of merge rows and 256 items of 48.
+    // 32768 keys x 8 heads x (K and V) x 128 elements x 2 bytes; the image is 256 bytes each of header,
+    // counts and queue_begin, and 32 items of 48.
     assert_eq!(explain.kv_bytes, 134_217_728);
     assert_eq!(
         explain.to_string(),
         "batch     1 requests, 1 query tokens, 32768 keys\n\
          tile      16 packed query rows x 64 keys\n\
-         units     8 (request, KV head, row tile), the longest 512 tiles\n\
-         items     256; 8 units cut, in at most 32 pieces\n\
-         why       cut where a queue reached its share of 18 tiles; the longest unit has 512\n\
-         queues    264, load min 0 mean 17.5 max 18 tiles, 97.0% busy\n\
-         merge     32 output rows from 1024 partial states, 528384 bytes\n\
-         bytes     134217728 of keys and values, 14336 of plan"
+         units     1 (request, row tile), the longest 512 tiles\n\
+         items     32; 1 units cut, in at most 32 pieces\n\
+         why       cut where a queue reached its share of 17 tiles; the longest unit has 512\n\
+         teams     33 of 8 blocks, 1 KV heads a block; load min 0 mean 16.5 max 17 tiles, 97.0% busy\n\
+         fold      1024 partial states, 528384 bytes\n\
+         bytes     134217728 of keys and values, 2304 of plan"
     );
 }

@@ -1,7 +1,7 @@
 //! Balanced cuts: longest first to the least loaded queue, cut only where a queue would pass its share.
 //!
 //! In: units, longest first. Out: pieces in queues, the fullest little more than a fair share. A unit goes whole to
-//! the least loaded queue if that queue then stays within [`SLACK`] of its share. Otherwise a piece of it fills the
+//! the least loaded queue if that queue then stays within a slack of its share. Otherwise a piece of it fills the
 //! queue and the rest goes on to the queue least loaded then. Dealing (Graham, 1966) alone leaves a long unit as it
 //! is; cutting at the share (McNaughton, "Scheduling with deadlines and loss functions", 1959) is optimal where cuts
 //! are free, but cuts at nearly every queue. Together they cut the few units that must be.
@@ -22,27 +22,43 @@ pub const ITEM_COST_TILES: u64 = 1;
 /// Shortest piece a unit is cut into, in tiles: below it the partial states cost more than the balance gains.
 pub const MIN_PIECE_TILES: u32 = 2;
 
-/// A queue may pass its share by 1/25, or by a tile, to save a cut. While every queue's loads come from memory that
-/// all share, the others use what a queue that is done no longer takes, so a few percent cost less than a fold.
-const SLACK: u64 = 25;
+/// Nothing is cut, and nothing need be folded, where dealing alone keeps every queue within 1/25 of its share.
+const UNCUT_SLACK: u64 = 25;
+
+/// Where something must be cut, a queue may still pass its share by 1/100, or by a tile, to save a cut.
+const CUT_SLACK: u64 = 100;
 
 const SHORTEST_PIECE_COST: u64 = ITEM_COST_TILES + MIN_PIECE_TILES as u64;
 
 /// Deals the batch; returns the share in tiles.
 pub(super) fn deal(batch: &Batch, pieces: &mut Vec<Piece>, loads: &mut Loads) -> u64 {
-    let mut share = batch.totals().cost_tiles.div_ceil(batch.teams as u64).max(SHORTEST_PIECE_COST);
+    let teams = batch.teams as u64;
+    let mut share = batch.totals().cost_tiles.div_ceil(teams).max(SHORTEST_PIECE_COST);
+    if deal_within(batch, Bounds { cut_at: 0, limit: share + share / UNCUT_SLACK }, pieces, loads) == 0 {
+        return share;
+    }
     loop {
-        let left_over = deal_within(batch, share, pieces, loads);
+        let bounds = Bounds { cut_at: share, limit: share + (share / CUT_SLACK).max(1) };
+        let left_over = deal_within(batch, bounds, pieces, loads);
         if left_over == 0 {
             return share;
         }
-        share += left_over.div_ceil(batch.teams as u64);
+        share += left_over.div_ceil(teams);
     }
 }
 
+/// How full queues may be.
+#[derive(Clone, Copy)]
+struct Bounds {
+    /// Load to which a piece fills a queue; 0 for no cuts.
+    cut_at: u64,
+    /// Load up to which a unit, or its rest, stays whole.
+    limit: u64,
+}
+
 /// Deals what fits; returns the cost that does not, 0 if all does.
-fn deal_within(batch: &Batch, share: u64, pieces: &mut Vec<Piece>, loads: &mut Loads) -> u64 {
-    let limit = share + (share / SLACK).max(1);
+fn deal_within(batch: &Batch, bounds: Bounds, pieces: &mut Vec<Piece>, loads: &mut Loads) -> u64 {
+    let Bounds { cut_at, limit } = bounds;
     let mut left = batch.totals().cost_tiles;
     loads.restart(limit);
     pieces.clear();
@@ -53,7 +69,7 @@ fn deal_within(batch: &Batch, share: u64, pieces: &mut Vec<Piece>, loads: &mut L
                 let (queue, load) = loads.least();
                 let mut tiles = tile.tiles - begin;
                 if load + tiles as u64 + ITEM_COST_TILES > limit {
-                    let room = share.saturating_sub(load + ITEM_COST_TILES).min(u32::MAX as u64) as u32;
+                    let room = cut_at.saturating_sub(load + ITEM_COST_TILES).min(u32::MAX as u64) as u32;
                     if room < MIN_PIECE_TILES || tiles < 2 * MIN_PIECE_TILES {
                         return left;
                     }
