@@ -3,9 +3,10 @@
 //! What a row may see is worked out here from the contract's words, one token at a time; nothing of the planner's
 //! own arithmetic is used.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::mem::replace;
 
-use kernels_gpu::abi::plan::{DIRECT, PlanHeader, WorkItem};
+use kernels_gpu::abi::plan::{PlanHeader, WorkItem};
 use oxattn::plan::{ITEM_COST_TILES, MIN_PIECE_TILES};
 use oxattn::{AttentionConfig, Limits, PageTable, Plan, PlanError, Planner, QueryLengths, SplitMode, Target};
 use proptest::prelude::*;
@@ -55,78 +56,74 @@ fn visible_keys(causal: bool, (query_len, kv_len): Request, token: u32) -> u32 {
 fn check(plan: &Plan, requests: &[Request]) {
     check_layout(plan);
     let config = *plan.config();
-    let group = config.group();
+    let (group, heads) = (config.group(), config.kv_heads);
     let batch = Batch::new(config.page_size_tokens, requests);
 
-    // The pieces of each (request, head, first row).
-    let mut units: HashMap<(u32, u32, u32), Vec<&WorkItem>> = HashMap::new();
+    // The pieces of each (request, first row); an item covers all KV heads.
+    let mut units: HashMap<(u32, u32), Vec<&WorkItem>> = HashMap::new();
     for item in plan.items() {
         let request = item.request as usize;
         let (query_len, kv_len) = requests[request];
-        assert_eq!((item.query_len_tokens, item.kv_len_tokens), (query_len, kv_len));
+        assert_eq!(item.query_position as i64, kv_len as i64 - query_len as i64);
         let begins = (batch.query_indptr[request], batch.page_indptr[request]);
         assert_eq!((item.query_begin_tokens, item.page_begin), begins);
         assert!(item.kv_end_tokens <= kv_len && item.kv_begin_tokens.is_multiple_of(plan.target().tile_tokens));
-        let empty = item.kv_end_tokens == 0 && item.kv_begin_tokens == 0 && item.partial_begin == DIRECT;
-        assert!(item.kv_begin_tokens < item.kv_end_tokens || empty);
-        assert!((1..=16).contains(&item.rows()) && item.tile_rows == 16 && item.row_begin.is_multiple_of(16));
-        assert!(item.row_begin + item.rows() <= query_len * group && item.kv_head() < config.kv_heads);
-        units.entry((item.request, item.kv_head(), item.row_begin)).or_default().push(item);
+        let empty = (item.kv_begin_tokens, item.kv_end_tokens, item.pieces) == (0, 0, 1);
+        assert!(item.kv_begin_tokens < item.kv_end_tokens || empty, "only a row tile without keys reads none");
+        assert!((1..=16).contains(&item.rows) && item.row_begin.is_multiple_of(16));
+        assert!(item.row_begin + item.rows <= query_len * group);
+        units.entry((item.request, item.row_begin)).or_default().push(item);
     }
 
-    // The output row that each partial state belongs to.
-    let mut states: Vec<Option<(u32, u32)>> = vec![None; plan.header().partial_rows as usize];
-    let (mut covered_rows, mut cut_rows) = (0, 0);
+    // Who writes each partial state, and whose folds each count counts.
+    let mut states = vec![false; plan.header().partial_rows as usize];
+    let mut groups = vec![false; plan.header().groups as usize];
+    let mut rows_written = 0;
     for pieces in units.values_mut() {
-        pieces.sort_by_key(|item| item.kv_begin_tokens);
-        let first = pieces[0];
+        pieces.sort_by_key(|item| item.piece);
+        let (first, count) = (*pieces[0], pieces.len() as u32);
+        assert!(pieces.iter().map(|item| item.piece).eq(0..count), "{pieces:?}");
         assert_eq!(first.kv_begin_tokens, 0);
-        assert!(pieces.iter().all(|item| item.rows() == first.rows()));
         assert!(pieces.windows(2).all(|pair| pair[0].kv_end_tokens == pair[1].kv_begin_tokens), "{pieces:?}");
-        let rows = first.row_begin..first.row_begin + first.rows();
-        let request = requests[first.request as usize];
+        for item in pieces.iter() {
+            assert_eq!((item.rows, item.pieces), (first.rows, count));
+            assert_eq!((item.partial_begin, item.group), (first.partial_begin, first.group));
+        }
         // The range ends with the last key that any row of the tile sees: nothing missed, nothing read in vain.
-        let seen = rows.clone().map(|row| visible_keys(config.causal, request, row / group)).max();
+        let rows = first.row_begin..first.row_begin + first.rows;
+        let request = requests[first.request as usize];
+        let seen = rows.map(|row| visible_keys(config.causal, request, row / group)).max();
         assert_eq!(seen, pieces.last().map(|item| item.kv_end_tokens));
-        covered_rows += first.rows();
-        if pieces.len() == 1 {
-            assert_eq!((first.partial_begin, first.partial_stride), (DIRECT, 0));
+        rows_written += first.rows * heads;
+        if count == 1 {
+            assert_eq!((first.partial_begin, first.group), (0, 0));
             continue;
         }
-        cut_rows += first.rows();
-        for item in pieces.iter() {
-            for (j, row) in rows.clone().enumerate() {
-                let state = item.partial_begin + j as u32 * item.partial_stride;
-                let output = (item.query_begin_tokens + row / group, item.kv_head() * group + row % group);
-                assert_eq!(states[state as usize].replace(output), None, "state {state} written twice");
+        for head in 0..heads {
+            assert!(!replace(&mut groups[(first.group + head) as usize], true), "count used twice");
+            for row in 0..first.rows {
+                for item in pieces.iter() {
+                    let state = item.partial_begin + (head * item.rows + row) * item.pieces + item.piece;
+                    assert!(!replace(&mut states[state as usize], true), "state {state} written twice");
+                }
             }
         }
     }
-    assert_eq!(covered_rows, batch.query_indptr.last().unwrap() * config.query_heads, "every output row once");
-
-    let mut merged = 0;
-    let mut outputs = HashSet::new();
-    for row in plan.merge_rows() {
-        assert!(row.count >= 2 && outputs.insert((row.token, row.head)));
-        for state in row.partial_begin..row.partial_begin + row.count {
-            assert_eq!(states[state as usize], Some((row.token, row.head)));
-        }
-        merged += row.count;
-    }
-    assert_eq!(plan.merge_rows().len() as u32, cut_rows);
-    assert_eq!(merged, plan.header().partial_rows, "every state is folded");
+    assert_eq!(rows_written, batch.query_indptr.last().unwrap() * config.query_heads, "every output row once");
+    assert!(states.iter().all(|&written| written) && groups.iter().all(|&used| used), "none allotted in vain");
 }
 
 fn check_layout(plan: &Plan) {
     let (header, layout) = (plan.header(), plan.workspace());
     assert_eq!(bytemuck::pod_read_unaligned::<PlanHeader>(&plan.image()[..48]), header);
+    assert_eq!(header.teams, plan.target().teams(plan.config().kv_heads).teams);
     assert_eq!(header.image_bytes, plan.image().len() as u64);
-    assert!(header.items <= layout.max_items && header.merge_rows <= layout.max_merge_rows);
+    assert!(header.items <= layout.max_items && header.groups <= layout.max_groups);
     assert!(header.partial_rows <= layout.max_partial_rows);
     let arrays = [
         (0, 48),
-        (header.queue_begin_offset_bytes as u64, 4 * (header.queues as u64 + 1)),
-        (header.merge_rows_offset_bytes as u64, 16 * layout.max_merge_rows as u64),
+        (header.arrivals_offset_bytes as u64, 4 * layout.max_groups as u64),
+        (header.queue_begin_offset_bytes as u64, 4 * (header.teams as u64 + 1)),
         (header.items_offset_bytes as u64, 48 * layout.max_items as u64),
         (layout.partial_out_offset_bytes, 4 * layout.max_partial_rows as u64 * plan.config().head_dim as u64),
         (layout.partial_lse_offset_bytes, 4 * layout.max_partial_rows as u64),
@@ -134,53 +131,59 @@ fn check_layout(plan: &Plan) {
     ];
     assert!(arrays.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
     assert!(arrays.iter().all(|array| array.0.is_multiple_of(256)));
+    let offsets = (layout.arrivals_offset_bytes, layout.queue_begin_offset_bytes, layout.items_offset_bytes);
+    assert_eq!((arrays[1].0, arrays[2].0, arrays[3].0), offsets);
     assert!(header.image_bytes <= layout.image_bytes && layout.image_bytes <= layout.partial_out_offset_bytes);
     let queue_begin = plan.queue_begin();
-    assert_eq!(queue_begin.len() as u32, header.queues + 1);
-    assert_eq!((queue_begin[0], queue_begin[header.queues as usize]), (0, header.items));
+    assert_eq!(queue_begin.len() as u32, header.teams + 1);
+    assert_eq!((queue_begin[0], queue_begin[header.teams as usize]), (0, header.items));
     assert!(queue_begin.is_sorted());
-    // The arrays that the accessors show are the bytes that are uploaded.
+    // The arrays that the accessors show are the bytes that are uploaded; counts start at zero.
     let array = |offset: u32, bytes: usize| &plan.image()[offset as usize..offset as usize + bytes];
-    assert_eq!(array(header.items_offset_bytes, 48 * plan.items().len()), bytes_of(plan.items()));
-    assert_eq!(array(header.merge_rows_offset_bytes, 16 * plan.merge_rows().len()), bytes_of(plan.merge_rows()));
-    assert_eq!(array(header.queue_begin_offset_bytes, 4 * queue_begin.len()), bytes_of(queue_begin));
+    assert_eq!(array(header.items_offset_bytes, 48 * plan.items().len()), bytemuck::cast_slice::<_, u8>(plan.items()));
+    let bytes: &[u8] = bytemuck::cast_slice(queue_begin);
+    assert_eq!(array(header.queue_begin_offset_bytes, 4 * queue_begin.len()), bytes);
+    assert!(array(header.arrivals_offset_bytes, 4 * header.groups as usize).iter().all(|&byte| byte == 0));
 }
 
-fn bytes_of<T: bytemuck::NoUninit>(values: &[T]) -> &[u8] {
-    bytemuck::cast_slice(values)
+fn item_tiles(plan: &Plan, item: &WorkItem) -> u64 {
+    (item.kv_end_tokens - item.kv_begin_tokens).div_ceil(plan.target().tile_tokens) as u64
 }
 
-/// The fullest queue against what no plan can beat.
+/// The fullest queue of a balanced plan against the mean of the uncut units, which no plan beats.
 fn check_balance(plan: &Plan, requests: &[Request]) {
     let (config, target) = (plan.config(), plan.target());
-    let mut unit_tiles = Vec::new();
+    let mut unit_costs = Vec::new();
     for &request in requests {
         let packed_rows = request.0 * config.group();
         for row in (0..packed_rows).step_by(16) {
             let last = (row + 15).min(packed_rows - 1);
             let keys = visible_keys(config.causal, request, last / config.group());
-            unit_tiles.push(keys.div_ceil(target.tile_tokens) as u64);
+            unit_costs.push(keys.div_ceil(target.tile_tokens) as u64 + ITEM_COST_TILES);
         }
     }
-    // In time `m` a queue runs pieces of at most `m` less an item's cost, and a unit pays for each of its pieces.
-    let feasible = |m: u64| {
-        let cost = |tiles: &u64| tiles + ITEM_COST_TILES * tiles.div_ceil(m - ITEM_COST_TILES).max(1);
-        unit_tiles.iter().map(cost).sum::<u64>() * config.kv_heads as u64 <= target.queues as u64 * m
-    };
-    let least = (1 + ITEM_COST_TILES..).find(|&m| feasible(m)).unwrap();
+    let mean = unit_costs.iter().sum::<u64>().div_ceil(plan.header().teams as u64);
     let balance = plan.balance();
-    assert_eq!(balance.queue_loads.len(), target.queues as usize);
-    // Within 4/3; where a share is no more than a few pieces, within two of the shortest.
-    let allowed = (least * 4 / 3).max(least + 2 * (ITEM_COST_TILES + MIN_PIECE_TILES as u64));
-    assert!(balance.max <= allowed, "max {} least {least} queues {}", balance.max, target.queues);
+    assert_eq!(balance.queue_loads.len() as u32, plan.header().teams);
+    // 3 tiles for cuts and for units too short to cut, and the share's rounding from 1024 tiles; then the slack that
+    // keeps a plan uncut.
+    let share = mean + ITEM_COST_TILES + MIN_PIECE_TILES as u64 + mean / 512;
+    assert!(balance.max <= share + (share / 25).max(1), "max {} mean {mean}\n{}", balance.max, plan.explain());
+    // So it is within 4/3 of the mean, or of the longest unit that is no longer than two of the shortest pieces.
+    let uncuttable = unit_costs.iter().copied().filter(|cost| *cost < ITEM_COST_TILES + 4).max().unwrap_or(0);
+    let least = mean.max(uncuttable);
+    assert!(balance.max <= (4 * least / 3).max(least + 4), "max {} least {least}\n{}", balance.max, plan.explain());
+
+    let cut = plan.items().iter().filter(|item| item.pieces > 1);
+    assert!(cut.clone().all(|item| item_tiles(plan, item) >= MIN_PIECE_TILES as u64), "a piece too short");
+    let cuts: u64 = cut.filter(|item| item.piece > 0).count() as u64;
+    assert!(cuts <= plan.header().teams as u64, "{cuts} cuts for {} queues", plan.header().teams);
 }
 
 /// Pieces dealt to the least loaded queue: the mean and one longest piece, to 1/512 of it.
 fn check_spread(plan: &Plan) {
     let balance = plan.balance();
-    let tiles =
-        |item: &WorkItem| (item.kv_end_tokens - item.kv_begin_tokens).div_ceil(plan.target().tile_tokens) as u64;
-    let longest = plan.items().iter().map(|item| tiles(item) + ITEM_COST_TILES).max().unwrap_or(0);
+    let longest = plan.items().iter().map(|item| item_tiles(plan, item) + ITEM_COST_TILES).max().unwrap_or(0);
     assert!(balance.max as f64 <= balance.mean + (longest + longest / 512) as f64, "{balance:?}");
 }
 
@@ -200,7 +203,7 @@ fn requests() -> impl Strategy<Value = Vec<Request>> {
 }
 
 fn configs() -> impl Strategy<Value = AttentionConfig> {
-    let heads = vec![(1, 1), (8, 2), (5, 1), (40, 8), (32, 8), (64, 1), (71, 71), (36, 3), (128, 1)];
+    let heads = vec![(1, 1), (8, 2), (5, 1), (40, 8), (32, 8), (64, 1), (71, 71), (36, 3), (128, 1), (64, 8)];
     let pages = vec![1u32, 3, 16, 64];
     (prop::sample::select(heads), prop::sample::select(pages), any::<bool>()).prop_map(|((query, kv), page, causal)| {
         let config = AttentionConfig::new(query, kv, 128, page);
@@ -216,10 +219,10 @@ proptest! {
         config in configs(),
         requests in requests(),
         mode in modes(),
-        queues in 1u32..300,
+        blocks in 1u32..300,
         tile_tokens in prop::sample::select(vec![16u32, 32, 48, 64]),
     ) {
-        let target = Target::new(queues, tile_tokens);
+        let target = Target::new(blocks, tile_tokens);
         let mut planner = Planner::new(config, target, mode, tight_limits(&requests)).unwrap();
         let plan = Batch::new(config.page_size_tokens, &requests).plan(&mut planner, config.page_size_tokens);
         check(plan, &requests);
@@ -231,12 +234,48 @@ proptest! {
     }
 
     #[test]
+    fn any_batch_within_any_limits_fits(
+        config in configs(),
+        requests in requests(),
+        mode in modes(),
+        blocks in 1u32..300,
+        room in (0u32..8, 0u32..200, 0u32..5000, 0u64..50_000),
+    ) {
+        let tight = tight_limits(&requests);
+        let limits = Limits {
+            max_requests: tight.max_requests + room.0,
+            max_query_tokens: tight.max_query_tokens + room.1,
+            max_kv_len_tokens: tight.max_kv_len_tokens + room.2,
+            max_kv_tokens: tight.max_kv_tokens + room.3,
+        };
+        let mut planner = Planner::new(config, Target::new(blocks, 64), mode, limits).unwrap();
+        let (layout, page) = (planner.workspace_size(), config.page_size_tokens);
+        // The batch, and as many like its longest request as the limits hold.
+        let longest = requests.iter().copied().max_by_key(|request| request.1).unwrap_or((1, 1));
+        let mut many = Vec::new();
+        let (mut query_tokens, mut kv_tokens) = (0, 0);
+        while many.len() < limits.max_requests as usize {
+            query_tokens += longest.0;
+            kv_tokens += longest.1 as u64;
+            if query_tokens > limits.max_query_tokens || kv_tokens > limits.max_kv_tokens {
+                break;
+            }
+            many.push(longest);
+        }
+        for batch in [&requests, &many] {
+            let plan = Batch::new(page, batch).plan(&mut planner, page);
+            check(plan, batch);
+            prop_assert_eq!(*plan.workspace(), layout);
+        }
+    }
+
+    #[test]
     fn a_refreshed_plan_equals_a_fresh_one(
         config in configs(),
         first in requests(),
         second in requests(),
         mode in modes(),
-        queues in 1u32..140,
+        blocks in 1u32..140,
     ) {
         let (a, b) = (tight_limits(&first), tight_limits(&second));
         let limits = Limits {
@@ -245,7 +284,7 @@ proptest! {
             max_kv_len_tokens: a.max_kv_len_tokens.max(b.max_kv_len_tokens),
             max_kv_tokens: a.max_kv_tokens.max(b.max_kv_tokens),
         };
-        let (page, target) = (config.page_size_tokens, Target::new(queues, 64));
+        let (page, target) = (config.page_size_tokens, Target::new(blocks, 64));
         let mut planner = Planner::new(config, target, mode, limits).unwrap();
         let layout = planner.workspace_size();
         Batch::new(page, &first).plan(&mut planner, page);
@@ -266,17 +305,17 @@ proptest! {
         mates in requests(),
         request in (0u32..20, 0u32..20_000),
         slot in 0usize..24,
-        queues in 1u32..300,
+        blocks in 1u32..300,
         fixed_tokens in prop::option::of(1u32..700),
     ) {
         let mode = fixed_tokens.map_or(SplitMode::BatchInvariant, |tokens| SplitMode::FixedSplit { tokens });
-        let cuts = |requests: &[Request], slot: usize, queues: u32| {
-            let target = Target::new(queues, 64);
+        let cuts = |requests: &[Request], slot: usize, blocks: u32| {
+            let target = Target::new(blocks, 64);
             let mut planner = Planner::new(config, target, mode, tight_limits(requests)).unwrap();
             let plan = Batch::new(config.page_size_tokens, requests).plan(&mut planner, config.page_size_tokens);
             let of_slot = plan.items().iter().filter(|item| item.request == slot as u32);
             let mut cuts: Vec<_> = of_slot
-                .map(|i| (i.kv_head(), i.row_begin, i.rows(), i.kv_begin_tokens, i.kv_end_tokens, i.partial_stride))
+                .map(|i| (i.row_begin, i.rows, i.kv_begin_tokens, i.kv_end_tokens, i.pieces, i.piece))
                 .collect();
             cuts.sort_unstable();
             cuts
@@ -284,12 +323,12 @@ proptest! {
         let slot = slot.min(mates.len());
         let mut mixed = mates;
         mixed.insert(slot, request);
-        prop_assert_eq!(cuts(&mixed, slot, queues), cuts(&[request], 0, 132));
+        prop_assert_eq!(cuts(&mixed, slot, blocks), cuts(&[request], 0, 132));
     }
 }
 
-fn balanced(config: AttentionConfig, queues: u32, requests: &[Request]) -> Planner {
-    let target = Target::new(queues, 64);
+fn balanced(config: AttentionConfig, blocks: u32, requests: &[Request]) -> Planner {
+    let target = Target::new(blocks, 64);
     let mut planner = Planner::new(config, target, SplitMode::Balanced, tight_limits(requests)).unwrap();
     Batch::new(config.page_size_tokens, requests).plan(&mut planner, config.page_size_tokens);
     planner
@@ -297,33 +336,46 @@ fn balanced(config: AttentionConfig, queues: u32, requests: &[Request]) -> Plann
 
 #[test]
 fn equal_units_that_nearly_fill_the_queues_stay_whole() {
-    // 64 requests x 8 heads are 512 units of 128 tiles + 2: two a queue on 256 queues is 260, a fair share 252.1.
+    // 64 units of 128 tiles + 1 on 33 queues: two a queue on 32 of them is 258, a fair share 250.2.
     let planner = balanced(AttentionConfig::new(32, 8, 128, 16), 264, &[(1, 8192); 64]);
     let plan = planner.latest().unwrap();
-    assert_eq!((plan.items().len(), plan.merge_rows().len()), (512, 0));
-    assert_eq!(plan.balance().max, 260);
+    assert_eq!((plan.items().len(), plan.header().partial_rows, plan.header().groups), (64, 0, 0));
+    assert_eq!(plan.balance().max, 258);
 }
 
 #[test]
-fn one_long_request_uses_all_queues() {
-    // 8 heads of 512 tiles: 33 queues a head are 15.5 tiles + 2 each, so no plan beats 18.
+fn one_long_request_uses_all_teams() {
+    // 512 tiles on 33 queues are 15.5 + 1 each, so no plan beats 17; 32 pieces of 16 tiles do it.
     let planner = balanced(AttentionConfig::new(32, 8, 128, 16), 264, &[(1, 32_768)]);
     let plan = planner.latest().unwrap();
-    assert_eq!(plan.balance().max, 18);
-    assert!(plan.queues().filter(|queue| !queue.is_empty()).count() >= 256);
-    assert_eq!(plan.merge_rows().len(), 32);
+    assert_eq!((plan.items().len(), plan.balance().max), (32, 17));
+    assert!(plan.items().iter().all(|item| item.pieces == 32));
+    assert!(plan.queues().all(|queue| queue.len() <= 1));
+    // 4 rows of 8 heads, 32 states each, and a count a head.
+    assert_eq!((plan.header().partial_rows, plan.header().groups), (4 * 8 * 32, 8));
 }
 
 #[test]
 fn one_long_request_among_short_ones_is_cut() {
-    // 63 x 8 units of 8 + 2 tiles and 8 of 1563 + 2 are 17560, 66.5 a queue; uncut, the longest unit is 1565.
+    // 63 units of 8 + 1 tiles and one of 1563 + 1 are 2131, 64.6 a queue; uncut, the longest is 1564.
     let mut requests = vec![(1, 512); 63];
     requests.push((1, 100_000));
     let planner = balanced(AttentionConfig::new(32, 8, 128, 16), 264, &requests);
     let plan = planner.latest().unwrap();
-    assert!(plan.balance().max <= 72, "{}", plan.explain());
-    // The short units stay whole: 8 long ones of 4 rows are merged.
-    assert_eq!(plan.merge_rows().len(), 32);
+    assert!(plan.balance().max <= 67, "{}", plan.explain());
+    let whole = plan.items().iter().filter(|item| item.pieces == 1).count();
+    assert!(whole >= 63, "the short units stay whole: {}", plan.explain());
+}
+
+#[test]
+fn units_of_mixed_lengths_are_hardly_cut() {
+    // 128 lengths from 150 to 6800 tokens, 4 units a queue, two of them longer than a share of 54 tiles. The shortest
+    // units of 3 tiles, too short to cut, leave gaps of as much.
+    let lengths = |i: u32| 150 + (i * i * i) / 400 % 1800 + if i % 50 == 49 { 6000 } else { 0 };
+    let requests: Vec<_> = (0..128).map(|i| (1, lengths(i))).collect();
+    let planner = balanced(AttentionConfig::new(32, 8, 128, 16), 264, &requests);
+    let explain = planner.latest().unwrap().explain();
+    assert!(explain.cut_units == 2 && explain.balance.efficiency() > 0.95, "{explain}");
 }
 
 #[test]
@@ -338,14 +390,27 @@ fn queries_longer_than_the_keys_leave_rows_without_keys() {
 }
 
 #[test]
-fn zero_lengths_are_planned_for_any_queue_count() {
+fn zero_lengths_are_planned_for_any_block_count() {
     // 24 requests of 5 query tokens, 40 query heads on 8 KV heads, some of them without keys.
     let config = AttentionConfig::new(40, 8, 128, 16);
     for empty in [0, 1, 7, 24] {
         let requests: Vec<_> = (0..24).map(|r| (5, if r < empty { 0 } else { 100 * r })).collect();
-        for queues in 1..=132 {
-            check(balanced(config, queues, &requests).latest().unwrap(), &requests);
+        for blocks in 1..=132 {
+            check(balanced(config, blocks, &requests).latest().unwrap(), &requests);
         }
+    }
+}
+
+#[test]
+fn unsplit_is_one_item_a_row_tile() {
+    // 3 and 40 pages of 16 tokens: two units, whatever the blocks.
+    let requests = [(1, 48), (1, 640)];
+    for blocks in [1, 8, 264] {
+        let target = Target::new(blocks, 64);
+        let config = AttentionConfig::new(32, 8, 128, 16);
+        let mut planner = Planner::new(config, target, SplitMode::Unsplit, tight_limits(&requests)).unwrap();
+        let plan = Batch::new(16, &requests).plan(&mut planner, 16);
+        assert_eq!((plan.items().len(), plan.workspace().max_items, plan.workspace().max_partial_rows), (2, 2, 0));
     }
 }
 
@@ -374,7 +439,7 @@ fn invariant_pieces_are_bounded() {
         ((1, 961), 2),
         ((1, 8192), 16),
         ((1, 131_072), 16),
-        // 2 row tiles x 8 heads, then 16 x 8.
+        // 2 row tiles for 8 heads, then 16.
         ((8, 8192), 8),
         ((64, 8192), 1),
     ] {
@@ -393,9 +458,9 @@ fn the_workspace_follows_from_the_limits() {
     let config = AttentionConfig::new(64, 8, 256, 16);
     let planner = Planner::new(config, Target::new(264, 64), SplitMode::Balanced, limits).unwrap();
     let layout = planner.workspace_size();
-    // 263 boundaries between queues cut as many units at most, so 526 pieces of 16 rows.
-    assert_eq!(layout.max_partial_rows, 16 * 2 * 263);
-    assert_eq!(layout.partial_lse_offset_bytes - layout.partial_out_offset_bytes, 16 * 2 * 263 * 256 * 4);
+    // 33 teams cut as many units at most, so 66 pieces of 16 rows for 8 heads: 8448 states, and 264 counts.
+    assert_eq!((layout.max_partial_rows, layout.max_groups), (8448, 264));
+    assert_eq!(layout.partial_lse_offset_bytes - layout.partial_out_offset_bytes, 8448 * 256 * 4);
     layout.check(0x7000_0010, layout.total_bytes).unwrap();
     let (needed, available) = (layout.total_bytes, layout.total_bytes - 1);
     assert_eq!(
@@ -431,14 +496,14 @@ fn refusals_name_the_field_and_both_values() {
     assert_eq!(planner.plan(&table, query).unwrap_err().to_string(), "query_indptr has 2 entries; expected 3");
     assert!(planner.latest().is_none(), "a refused batch leaves no plan");
 
-    let refused = |target, mode, limits| Planner::new(config, target, mode, limits).unwrap_err();
+    let refused = |target, mode, limits| Planner::new(config, target, mode, limits).err().expect("refused");
     let balanced = SplitMode::Balanced;
-    assert_eq!(refused(Target::new(0, 64), balanced, limits).to_string(), "target.queues is 0; it must be at least 1");
+    assert_eq!(refused(Target::new(0, 64), balanced, limits).to_string(), "target.blocks is 0; it must be at least 1");
     assert_eq!(
         refused(target, SplitMode::FixedSplit { tokens: 0 }, limits).to_string(),
         "FixedSplit tokens is 0; it must be at least 1"
     );
-    let wide = Limits { max_requests: 1 << 20, max_query_tokens: 1 << 28, ..limits };
+    let wide = Limits { max_requests: 1 << 28, max_query_tokens: 1 << 28, ..limits };
     assert!(matches!(refused(target, balanced, wide), PlanError::Unrepresentable { field: "plan image bytes", .. }));
     let long = Limits { max_kv_len_tokens: u32::MAX, ..limits };
     assert!(matches!(refused(target, balanced, long), PlanError::Unrepresentable { field: "max_kv_len_tokens", .. }));
@@ -458,18 +523,18 @@ fn a_refused_batch_leaves_the_last_plan() {
 fn a_plan_explains_itself() {
     let planner = balanced(AttentionConfig::new(32, 8, 128, 16), 264, &[(1, 32_768)]);
     let explain = planner.latest().unwrap().explain();
-    // 32768 keys x 8 heads x (K and V) x 128 elements x 2 bytes; the image is 256 bytes of header, 1280 of
-    // queue_begin, 512 of merge rows and 256 items of 48.
+    // 32768 keys x 8 heads x (K and V) x 128 elements x 2 bytes; the image is 256 bytes each of header,
+    // counts and queue_begin, and 32 items of 48.
     assert_eq!(explain.kv_bytes, 134_217_728);
     assert_eq!(
         explain.to_string(),
         "batch     1 requests, 1 query tokens, 32768 keys\n\
          tile      16 packed query rows x 64 keys\n\
-         units     8 (request, KV head, row tile), the longest 512 tiles\n\
-         items     256; 8 units cut, in at most 32 pieces\n\
-         why       cut where a queue reached its share of 18 tiles; the longest unit has 512\n\
-         queues    264, load min 0 mean 17.5 max 18 tiles, 97.0% busy\n\
-         merge     32 output rows from 1024 partial states, 528384 bytes\n\
-         bytes     134217728 of keys and values, 14336 of plan"
+         units     1 (request, row tile), the longest 512 tiles\n\
+         items     32; 1 units cut, in at most 32 pieces\n\
+         why       cut where a queue reached its share of 17 tiles; the longest unit has 512\n\
+         teams     33 of 8 blocks, 1 KV heads a block; load min 0 mean 16.5 max 17 tiles, 97.0% busy\n\
+         fold      1024 partial states, 528384 bytes\n\
+         bytes     134217728 of keys and values, 2304 of plan"
     );
 }

@@ -1,12 +1,13 @@
 //! The batch as the planner sees it: one record a request, longest first, and the units each one has.
 //!
-//! In: page table and query lengths. Out: requests that have query tokens, by falling length, and for each its row
-//! tiles with the keys their rows may see. All KV heads of a row tile are alike, and go with it.
+//! In: page table and query lengths. Out: requests that have query tokens, by falling length of their pieces, and
+//! for each its row tiles with the keys their rows may see. All KV heads of a row tile are alike, and go with it.
 
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::tile::ATTEND_TILE_ROWS;
 
 use super::balanced::ITEM_COST_TILES;
+use super::spread::PieceRule;
 use super::{Limits, PlanError, Target, Totals};
 use crate::config::AttentionConfig;
 use crate::page_table::{Lengths, PageTable, Pages, QueryLengths};
@@ -21,8 +22,8 @@ pub(super) struct Request {
     pub query_len: u32,
     pub kv_len: u32,
     pub page_begin: u32,
-    /// Tiles of all its keys.
-    pub tiles: u32,
+    /// Tiles of a piece of its units, by rule.
+    pub piece_tiles: u32,
 }
 
 /// Up to 16 packed rows of a request, for every KV head.
@@ -43,13 +44,15 @@ pub(super) struct Batch {
     pub tile_tokens: Divisor,
     pub teams: u32,
     causal: bool,
+    rule: PieceRule,
     gathered: Vec<Request>,
     requests: Vec<Request>,
     totals: Totals,
 }
 
 impl Batch {
-    pub fn new(config: &AttentionConfig, target: Target, max_requests: u32) -> Batch {
+    /// Room for `max_requests` requests that have query tokens.
+    pub fn new(config: &AttentionConfig, target: Target, rule: PieceRule, max_requests: u32) -> Batch {
         let nonzero = |n: u32| Divisor::new(n).expect("checked: 1 to 2^31");
         Batch {
             heads: config.kv_heads,
@@ -57,6 +60,7 @@ impl Batch {
             tile_tokens: nonzero(target.tile_tokens),
             teams: target.teams(config.kv_heads).teams,
             causal: config.causal,
+            rule,
             gathered: Vec::with_capacity(max_requests as usize),
             requests: Vec::with_capacity(max_requests as usize),
             totals: Totals::default(),
@@ -106,48 +110,50 @@ impl Batch {
 
     fn read(&mut self, kv_lens: &[u32], page_begin: impl Fn(usize) -> u32, query: impl Fn(usize) -> (u32, u32)) {
         self.gathered.clear();
-        let (mut units, mut tiles) = (0, 0);
+        let (mut units, mut cost_tiles) = (0, 0);
         for (index, &kv_len) in kv_lens.iter().enumerate() {
             let (query_begin, query_len) = query(index);
             if query_len == 0 {
                 continue;
             }
+            let tiles = self.tiles(kv_len);
             let request = Request {
                 index: index as u32,
                 query_begin,
                 query_len,
                 kv_len,
                 page_begin: page_begin(index),
-                tiles: self.tiles(kv_len),
+                piece_tiles: self.rule.piece_tiles(query_len, self.group, tiles),
             };
             if query_len * self.group.get() <= ATTEND_TILE_ROWS {
                 units += 1;
-                tiles += request.tiles as u64;
+                cost_tiles += tiles as u64;
             } else {
                 for tile in self.row_tiles(&request) {
                     units += 1;
-                    tiles += tile.tiles as u64;
+                    cost_tiles += tile.tiles as u64;
                 }
             }
             self.totals.max_query_len_tokens = self.totals.max_query_len_tokens.max(query_len);
-            self.totals.longest_unit_tiles = self.totals.longest_unit_tiles.max(request.tiles);
+            self.totals.longest_unit_tiles = self.totals.longest_unit_tiles.max(tiles);
+            self.totals.longest_piece_tiles = self.totals.longest_piece_tiles.max(request.piece_tiles);
             self.gathered.push(request);
         }
         self.totals.units = units;
-        self.totals.cost_tiles = tiles + units * ITEM_COST_TILES;
+        self.totals.cost_tiles = cost_tiles + units * ITEM_COST_TILES;
     }
 
     /// Longest first, by a counting sort: stable, and exact to 1/256 of the longest, which is all that the
     /// planners' rules need.
     fn sort(&mut self) {
-        let longest = self.totals.longest_unit_tiles as u64;
+        let longest = self.totals.longest_piece_tiles as u64;
         self.requests.clear();
-        if self.gathered.iter().all(|request| request.tiles as u64 == longest) {
+        if self.gathered.iter().all(|request| request.piece_tiles as u64 == longest) {
             std::mem::swap(&mut self.requests, &mut self.gathered);
             return;
         }
         let scale = ((BUCKETS as u64) << 32) / (longest + 1);
-        let bucket = |request: &Request| BUCKETS - 1 - ((request.tiles as u64 * scale) >> 32) as usize;
+        let bucket = |request: &Request| BUCKETS - 1 - ((request.piece_tiles as u64 * scale) >> 32) as usize;
         let mut begin = [0u32; BUCKETS + 1];
         for request in &self.gathered {
             begin[bucket(request) + 1] += 1;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use kernels_gpu::abi::plan::WorkItem;
 use kernels_gpu::abi::tile::{ATTEND_TILE_ROWS, Teams};
 
 use super::balanced::ITEM_COST_TILES;
@@ -75,7 +76,7 @@ impl Plan {
         let queue_loads: Vec<u64> = self
             .queues()
             .map(|items| {
-                let tiles = |item: &kernels_gpu::abi::plan::WorkItem| {
+                let tiles = |item: &WorkItem| {
                     (item.kv_end_tokens - item.kv_begin_tokens).div_ceil(self.target.tile_tokens) as u64
                 };
                 items.iter().map(|item| tiles(item) + ITEM_COST_TILES).sum()
@@ -91,7 +92,8 @@ impl Plan {
 
     /// Why the plan is as it is.
     pub fn explain(&self) -> Explain {
-        let row_bytes = 2 * self.config.head_dim as u64 * self.config.dtype.bytes() as u64;
+        let (heads, head_dim) = (self.config.kv_heads as u64, self.config.head_dim as u64);
+        let key_bytes = 2 * heads * head_dim * self.config.dtype.bytes() as u64;
         let keys: u64 = self.items().iter().map(|item| (item.kv_end_tokens - item.kv_begin_tokens) as u64).sum();
         let first_pieces = self.items().iter().filter(|item| item.pieces > 1 && item.piece == 0);
         let (mut cut_units, mut most_pieces) = (0, u32::from(self.header.items > 0));
@@ -114,8 +116,8 @@ impl Plan {
             items: self.header.items,
             teams: self.target.teams(self.config.kv_heads),
             partial_rows: self.header.partial_rows,
-            kv_bytes: keys * row_bytes,
-            partial_bytes: self.header.partial_rows as u64 * 4 * (self.config.head_dim as u64 + 1),
+            kv_bytes: keys * key_bytes,
+            partial_bytes: self.header.partial_rows as u64 * 4 * (head_dim + 1),
             image_bytes: self.header.image_bytes,
             balance: self.balance(),
         }

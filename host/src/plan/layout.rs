@@ -7,7 +7,7 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use kernels_gpu::abi::plan::{PlanHeader, WorkItem};
 use kernels_gpu::abi::tile::ATTEND_TILE_ROWS;
 
-use super::{Limits, PlanError, SplitMode, Target, spread};
+use super::{Limits, PlanError, SplitMode, Target, balanced, spread};
 use crate::config::AttentionConfig;
 use crate::page_table::MAX_KV_LEN_TOKENS;
 use crate::workspace::{OFFSET_ALIGNMENT_BYTES, WorkspaceLayout};
@@ -34,23 +34,24 @@ fn capacity(config: &AttentionConfig, target: Target, mode: SplitMode, limits: &
     match mode {
         SplitMode::Unsplit => uncut,
         SplitMode::Balanced => {
-            // The end of a queue cuts at most one row tile, and `c` cuts make at most `2 * c` pieces of cut ones.
+            // A queue cuts at most one row tile, and `c` cuts of `n` row tiles make `c + n` pieces.
             let teams = target.teams(config.kv_heads).teams as u128;
-            let cuts = (teams - 1).min(row_tiles * kv_tiles.saturating_sub(1));
-            Capacity { items: row_tiles + cuts, groups: cuts * heads, partial_rows: rows_of_tile * 2 * cuts * heads }
+            let most_cuts = (kv_tiles / balanced::MIN_PIECE_TILES as u128).saturating_sub(1);
+            let cuts = teams.min(row_tiles * most_cuts);
+            let cut = cuts.min(row_tiles);
+            Capacity { items: row_tiles + cuts, groups: cut * heads, partial_rows: rows_of_tile * (cuts + cut) * heads }
         }
         SplitMode::BatchInvariant => {
-            // A request that is cut has at most `REQUEST_PIECES` pieces, counted over row tiles and heads, of at
-            // least half as many (row tile, head) pairs.
+            // A unit has at most `most_pieces`, all cut units of a request together `most_request_pieces`.
             let most_pieces = spread::most_invariant_pieces(config, target, limits.max_kv_len_tokens) as u128;
             if most_pieces < 2 {
                 return uncut;
             }
-            let pieces = requests * spread::REQUEST_PIECES as u128;
+            let pieces = occupied * spread::most_request_pieces(config) as u128;
             Capacity {
                 items: (row_tiles * most_pieces).min(row_tiles + pieces),
-                groups: (row_tiles * heads).min(pieces / 2),
-                partial_rows: (output_rows * most_pieces).min(pieces * rows_of_tile),
+                groups: row_tiles.min(pieces / 2) * heads,
+                partial_rows: (output_rows * most_pieces).min(pieces * rows_of_tile * heads),
             }
         }
         SplitMode::FixedSplit { tokens: piece_tokens } => {

@@ -6,15 +6,19 @@
 //! one row tile (up to 16 packed rows) of one request, with all keys any of its rows may see, for all KV heads;
 //! planning means cutting units along their keys and choosing a team of blocks for each piece.
 //!
-//! The files in reading order: `batch` derives the units, `layout` fixes the image's capacities and offsets,
-//! `writer` spells items, `balanced` and `spread` decide cuts and queues, `explain` reports.
+//! Teams run at once, each its own queue, and each team's blocks share the heads; so all queues should take equally
+//! long, and nothing else matters.
+//!
+//! The files in reading order: `batch` derives the units, `balanced` and `spread` decide their cuts and queues by the
+//! `loads` so far, `queues` spells the items, `layout` fixes the image's capacities and offsets, `explain` reports.
 
 mod balanced;
 mod batch;
 mod explain;
 mod layout;
+mod loads;
+mod queues;
 mod spread;
-mod writer;
 
 use kernels_gpu::abi::plan::{PLAN_MAGIC, PlanHeader, WorkItem};
 use kernels_gpu::abi::tile::{AttendTile, Teams};
@@ -27,8 +31,9 @@ use crate::page_table::{PageTable, PageTableError, QueryLengths};
 use crate::workspace::WorkspaceLayout;
 use batch::Batch;
 use layout::Arrays;
-use spread::Spread;
-use writer::Writer;
+use loads::Loads;
+use queues::Piece;
+use spread::PieceRule;
 
 /// What the plan is for: how many blocks work at once, and in what steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,7 +162,9 @@ pub enum PlanError {
 pub struct Planner {
     limits: Limits,
     batch: Batch,
-    spread: Option<Spread>,
+    /// The pieces of all units, in the order dealt.
+    pieces: Vec<Piece>,
+    loads: Loads,
     plan: Plan,
 }
 
@@ -181,6 +188,8 @@ struct Totals {
     kv_tokens: u64,
     units: u64,
     longest_unit_tiles: u32,
+    longest_piece_tiles: u32,
+    /// Cost of all units, uncut.
     cost_tiles: u64,
     share_tiles: u64,
 }
@@ -189,7 +198,7 @@ impl Planner {
     /// A planner whose every batch stays within `limits`.
     ///
     /// # Errors
-    /// Refuses an unsupported attention, zero queues, tiles or split lengths, and limits for which indices would not
+    /// Refuses an unsupported attention, zero blocks, tiles or split lengths, and limits for which indices would not
     /// fit 32 bits.
     pub fn new(config: AttentionConfig, target: Target, mode: SplitMode, limits: Limits) -> Result<Planner, PlanError> {
         config.validate()?;
@@ -203,10 +212,6 @@ impl Planner {
         }
         let layout = layout::place(&config, target, mode, &limits)?;
         let teams = target.teams(config.kv_heads).teams;
-        let spread = match mode {
-            SplitMode::Balanced => None,
-            _ => Some(Spread::new(target, teams, mode, limits.max_requests, layout.max_items)),
-        };
         let plan = Plan {
             config,
             target,
@@ -226,7 +231,11 @@ impl Planner {
             },
             totals: Totals::default(),
         };
-        Ok(Planner { limits, batch: Batch::new(&config, target, limits.max_requests), spread, plan })
+        // A request without query tokens takes no room.
+        let occupied = limits.max_requests.min(limits.max_query_tokens);
+        let batch = Batch::new(&config, target, PieceRule::new(&config, target, mode), occupied);
+        let pieces = Vec::with_capacity(layout.max_items as usize);
+        Ok(Planner { limits, batch, pieces, loads: Loads::new(teams), plan })
     }
 
     /// What the caller's workspace must hold. It depends on the limits only, so one workspace serves every plan.
@@ -252,21 +261,20 @@ impl Planner {
         query.check_requests(table.requests())?;
         self.batch.gather(table, query, &self.limits)?;
 
+        let share_tiles = match self.plan.mode {
+            SplitMode::Balanced => balanced::deal(&self.batch, &mut self.pieces, &mut self.loads),
+            _ => spread::deal(&self.batch, &mut self.pieces, &mut self.loads),
+        };
+
         let plan = &mut self.plan;
         let (queue_begin, items) = plan.arrays.split_mut();
-        let mut writer = Writer::new(&self.batch, items);
-        let share_tiles = match &mut self.spread {
-            None => balanced::deal(&self.batch, &mut writer, queue_begin),
-            Some(spread) => spread.deal(&self.batch, &mut writer, queue_begin),
-        };
-        let written = writer.finish();
-
+        let written = queues::write(&self.batch, &self.pieces, queue_begin, items);
         plan.header = PlanHeader {
-            items: written.items as u32,
+            items: self.pieces.len() as u32,
             groups: written.groups,
             partial_rows: written.partial_rows,
             epoch: plan.header.epoch + 1,
-            image_bytes: plan.arrays.layout().items_offset_bytes + (written.items * size_of::<WorkItem>()) as u64,
+            image_bytes: plan.arrays.layout().items_offset_bytes + (self.pieces.len() * size_of::<WorkItem>()) as u64,
             ..plan.header
         };
         plan.arrays.set_header(plan.header);
@@ -282,7 +290,7 @@ impl Planner {
 
 impl Plan {
     /// The bytes to upload to the start of the workspace, in one copy: everything up to the last item. The counts
-    /// before the queues are zeros, at most as many as blocks when balanced.
+    /// before the queues are zeros; a balanced plan has at most one for each team and KV head.
     pub fn image(&self) -> &[u8] {
         &self.arrays.image()[..self.header.image_bytes as usize]
     }

@@ -182,8 +182,29 @@ mod tests {
             (8, 4, 1, 4, 2),
             (8, 1, 1, 1, 8),
             (3, 2, 2, 1, 3),
+            (8, 132, 16, 8, 1),
+            (0, 0, 1, 1, 1),
+            (1, u32::MAX, u32::MAX, 1, 1),
         ] {
             assert_eq!(Teams::new(kv_heads, places), Teams { teams, blocks, heads_per_block }, "{kv_heads} {places}");
+        }
+    }
+
+    #[test]
+    fn teams_cover_each_head_once_and_keep_up_with_the_simple_choice() {
+        for kv_heads in 1..=130 {
+            for places in 1..=300 {
+                let Teams { teams, blocks, heads_per_block } = Teams::new(kv_heads, places);
+                assert!(teams >= 1 && teams * blocks <= places, "{kv_heads} {places}");
+                let heads = |member| member * heads_per_block..kv_heads.min((member + 1) * heads_per_block);
+                assert!((0..blocks).all(|member| !heads(member).is_empty()), "{kv_heads} {places}: an idle member");
+                assert!((0..blocks).flat_map(heads).eq(0..kv_heads), "{kv_heads} {places}");
+                // Heads done in the time of one: as large a team as there are heads or places.
+                let simple = kv_heads.min(places);
+                let simple_rate = (places / simple * kv_heads) as f64 / kv_heads.div_ceil(simple) as f64;
+                let rate = (teams * kv_heads) as f64 / heads_per_block as f64;
+                assert!(rate >= simple_rate * 23.0 / 24.0 - 1e-9, "{kv_heads} {places}");
+            }
         }
     }
 }

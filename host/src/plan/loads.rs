@@ -1,0 +1,61 @@
+//! The queues by load, the least loaded first.
+//!
+//! Pieces are always dealt to a least loaded queue, so the smallest load never falls, and a ring of buckets indexed
+//! by load finds it in constant time, where a heap would compare and move log2(queues) entries a piece.
+
+#[derive(Debug)]
+pub(super) struct Loads {
+    /// First queue of each bucket, or [`NONE`].
+    first: [u32; BUCKETS],
+    /// The queue after each in its bucket.
+    next: Vec<u32>,
+    load: Vec<u64>,
+    /// Bucket of the least loaded queues, not reduced to the ring.
+    least: u64,
+    /// A bucket spans `2^shift` tiles, so that the costliest piece spans less than the ring.
+    shift: u32,
+}
+
+/// Loads in a bucket differ by less than 1/512 of the costliest piece, and not at all where that is below 1024.
+const BUCKETS: usize = 2048;
+const NONE: u32 = u32::MAX;
+
+impl Loads {
+    pub fn new(queues: u32) -> Loads {
+        let next = vec![NONE; queues as usize];
+        Loads { first: [NONE; BUCKETS], load: vec![0; queues as usize], next, least: 0, shift: 0 }
+    }
+
+    /// All queues empty, lowest number first; no piece will cost more than `most`.
+    pub fn restart(&mut self, most: u64) {
+        self.shift = (u64::BITS - most.leading_zeros()).saturating_sub(BUCKETS.ilog2() - 1);
+        self.least = 0;
+        self.load.fill(0);
+        self.first.fill(NONE);
+        for queue in (0..self.next.len()).rev() {
+            self.next[queue] = std::mem::replace(&mut self.first[0], queue as u32);
+        }
+    }
+
+    /// A least loaded queue and its load.
+    #[inline]
+    pub fn least(&mut self) -> (u32, u64) {
+        loop {
+            let queue = self.first[self.least as usize % BUCKETS];
+            if queue != NONE {
+                return (queue, self.load[queue as usize]);
+            }
+            self.least += 1;
+        }
+    }
+
+    /// Adds a piece to the queue that [`least`](Self::least) names.
+    #[inline]
+    pub fn add(&mut self, cost: u64) {
+        let (queue, load) = self.least();
+        self.first[self.least as usize % BUCKETS] = self.next[queue as usize];
+        self.load[queue as usize] = load + cost;
+        let bucket = ((load + cost) >> self.shift) as usize % BUCKETS;
+        self.next[queue as usize] = std::mem::replace(&mut self.first[bucket], queue);
+    }
+}
