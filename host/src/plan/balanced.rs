@@ -77,7 +77,7 @@ fn deal_within(batch: &Batch, bounds: Bounds, pieces: &mut Vec<Piece>, loads: &m
                     left += ITEM_COST_TILES;
                 }
                 let cost = tiles as u64 + ITEM_COST_TILES;
-                loads.add(cost);
+                loads.add(queue, cost);
                 left -= cost;
                 begin += tiles;
                 pieces.push(Piece { queue, end_tiles: begin });
