@@ -183,7 +183,7 @@ mod tests {
             for places in 1..=300 {
                 let Teams { teams, blocks, heads_per_block } = Teams::new(kv_heads, places);
                 assert!(teams >= 1 && teams * blocks <= places, "{kv_heads} {places}");
-                let heads = |member| (member * heads_per_block..kv_heads.min((member + 1) * heads_per_block));
+                let heads = |member| member * heads_per_block..kv_heads.min((member + 1) * heads_per_block);
                 assert!((0..blocks).all(|member| !heads(member).is_empty()), "{kv_heads} {places}: an idle member");
                 assert!((0..blocks).flat_map(heads).eq(0..kv_heads), "{kv_heads} {places}");
                 // Heads done in the time of one, of all places: as large a team as there are heads or places.
