@@ -234,6 +234,7 @@ pub unsafe fn attend<
 unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32, const HOPPER: bool>(p: &AttendParameters, queue: Cursor) {
     let threads = Shape::<HEAD_DIM, HOPPER>::TILE.threads();
     let complete = Shared::<u32>::dynamic();
+    let words = complete.add(threads).cast::<[u32; 4]>();
     let mut head = queue.head_begin;
     // SAFETY: the kernel's contract; shared memory is free after the last item.
     unsafe {
@@ -244,12 +245,19 @@ unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32, const HOPPER: bool>(p
                 let mine = first + thread::thread_idx_x();
                 let mut is_complete = false;
                 if mine < queue.item_end {
-                    let work = Work::read_again(p, Cursor { item: mine, head, ..queue });
+                    let at = Cursor { item: mine, head, ..queue };
+                    let work = Work::read_again(p, at);
                     if work.pieces > 1 {
                         let arrivals = Global::<u32>::new(p.arrivals).add(work.group as u64 + head as u64);
                         is_complete = fetch_add(arrivals, 1) + 1 == work.pieces;
                         if is_complete {
                             arrivals.store(0);
+                            // The acquire has emptied the first-level cache, so the item goes by shared memory.
+                            let [a, b, c] = work.to_words();
+                            let slot = words.add(3 * thread::thread_idx_x());
+                            slot.store(a);
+                            slot.add(1).store(b);
+                            slot.add(2).store(c);
                         }
                     }
                 }
@@ -258,10 +266,10 @@ unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32, const HOPPER: bool>(p
                 let mut i = 0;
                 while i < threads && first + i < queue.item_end {
                     if complete.add(i).load() == 1 {
-                        fold_item::<E, HEAD_DIM, HOPPER>(
-                            p,
-                            &Work::read_again(p, Cursor { item: first + i, head, ..queue }),
-                        );
+                        let slot = words.add(3 * i);
+                        let item = [slot.load(), slot.add(1).load(), slot.add(2).load()];
+                        let at = Cursor { item: first + i, head, ..queue };
+                        fold_item::<E, HEAD_DIM, HOPPER>(p, &Work::from_words(item, at));
                     }
                     i += 1;
                 }
@@ -682,6 +690,16 @@ impl Work {
             partial_begin: c[2],
             group: c[3],
         }
+    }
+
+    /// The item's words again.
+    #[inline(always)]
+    fn to_words(self) -> [[u32; 4]; 3] {
+        [
+            [self.request, self.query_begin, self.row_begin, self.rows],
+            [self.kv_begin, self.kv_end, self.query_position as u32, self.page_begin],
+            [self.pieces, self.piece, self.partial_begin, self.group],
+        ]
     }
 
     /// Partial state of piece 0 of a row of the tile; the other pieces' follow it.
