@@ -16,7 +16,9 @@ fn chat_kv_lens(requests: usize) -> Vec<u32> {
     let case = format!("plan decode b{requests} ");
     let line = DEFINITIONS.lines().find(|line| line.contains(&case)).expect("the suite plans this batch");
     let kv_lens = line.split("\"kv_lens\": \"").nth(1).and_then(|rest| rest.split('"').next()).expect("lengths");
-    kv_lens.split(',').map(|kv_len| kv_len.parse().expect("plain numbers")).collect()
+    let number = |text: &str| text.parse().expect("a length, or a length x a count");
+    let runs = kv_lens.split(',').map(|run| run.split_once('x').unwrap_or((run, "1")));
+    runs.flat_map(|(kv_len, count)| vec![number(kv_len); number(count) as usize]).collect()
 }
 
 fn batches() -> impl Iterator<Item = (&'static str, Vec<u32>)> {

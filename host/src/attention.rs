@@ -227,13 +227,12 @@ impl Attention {
                     let remedy = "make it with Attention::for_graphs";
                     return Err(ArgumentError::Capturing { call: "run", remedy }.into());
                 }
-                let Run { q, cache, page_indices, out, .. } = arguments;
                 cuda.check_memory(&[
-                    ("q", q.address),
-                    ("cache.k", cache.k.address),
-                    ("cache.v", cache.v.address),
-                    ("page_indices", page_indices.address),
-                    ("out", out.address),
+                    ("q", parameters.q.address),
+                    ("cache.k", parameters.k.address),
+                    ("cache.v", parameters.v.address),
+                    ("page_indices", parameters.page_indices),
+                    ("out", parameters.out.address),
                     ("lse", parameters.lse.address),
                 ])?;
                 match &self.gpu {

@@ -113,10 +113,10 @@ pub unsafe fn append(
         #[cfg(feature = "cuda")]
         Executor::Cuda(cuda) => {
             cuda.check_memory(&[
-                ("k", k.address),
-                ("v", v.address),
-                ("cache.k", cache.k.address),
-                ("cache.v", cache.v.address),
+                ("k", parameters.new_k.address),
+                ("v", parameters.new_v.address),
+                ("cache.k", parameters.k.address),
+                ("cache.v", parameters.v.address),
                 ("slots", slots),
                 ("requests", requests),
                 ("positions", positions),

@@ -165,7 +165,7 @@ fn check_balance(plan: &Plan, requests: &[Request]) {
     let mean = unit_costs.iter().sum::<u64>().div_ceil(plan.header().teams as u64);
     let balance = plan.balance();
     assert_eq!(balance.queue_loads.len() as u32, plan.header().teams);
-    // 3 tiles for cuts and for units too short to cut, and the share's rounding from 1024 tiles; then the slack that
+    // 3 tiles for cuts and room too short for a piece, and rounding from 1024 tiles; then the slack that
     // keeps a plan uncut.
     let share = mean + ITEM_COST_TILES + MIN_PIECE_TILES as u64 + mean / 512;
     assert!(balance.max <= share + (share / 25).max(1), "max {} mean {mean}\n{}", balance.max, plan.explain());
@@ -496,7 +496,7 @@ fn refusals_name_the_field_and_both_values() {
     assert_eq!(planner.plan(&table, query).unwrap_err().to_string(), "query_indptr has 2 entries; expected 3");
     assert!(planner.latest().is_none(), "a refused batch leaves no plan");
 
-    let refused = |target, mode, limits| Planner::new(config, target, mode, limits).err().expect("refused");
+    let refused = |target, mode, limits| Planner::new(config, target, mode, limits).map(drop).unwrap_err();
     let balanced = SplitMode::Balanced;
     assert_eq!(refused(Target::new(0, 64), balanced, limits).to_string(), "target.blocks is 0; it must be at least 1");
     assert_eq!(

@@ -105,16 +105,46 @@ pub unsafe fn attend<
                     unroll::<QUERY_STEPS>(|k| queries[k] = query(k));
                 }
 
-                // S = Q K^T for this warp's 16 keys: columns 0..8 and 8..16.
-                let mut scores = zeros::<2, 4>();
+                // S = Q K^T for this warp's 16 keys: columns 0..8 and 8..16. Even and odd steps add up apart, which
+                // halves the chain of dependent products, and fragments come a batch at a time, which shows the latency
+                // of shared memory once a batch.
                 let keys = room.keys(stage);
                 let key_row = kv_warp * 16 + lane % 8 + 8 * (lane / 16);
-                unroll::<QUERY_STEPS>(|k| {
-                    let b = load_matrix_x4(keys.chunk(key_row, 2 * k as u32 + lane / 8 % 2));
-                    let a = if Shape::<HEAD_DIM, HOPPER>::RESIDENT_QUERIES { queries[k] } else { query(k) };
-                    E::multiply_accumulate(&mut scores[0], a, [b[0], b[1]]);
-                    E::multiply_accumulate(&mut scores[1], a, [b[2], b[3]]);
+                let mut even = zeros::<2, 4>();
+                let mut odd = zeros::<2, 4>();
+                unroll::<MOST_BATCHES>(|batch| {
+                    let steps = Shape::<HEAD_DIM, HOPPER>::steps_of_batch(batch);
+                    let mut fragments = [[0; 4]; BATCH];
+                    unroll::<BATCH>(|i| {
+                        if i < steps.1 {
+                            let chunk = 2 * (steps.0 + i) as u32 + lane / 8 % 2;
+                            fragments[i] = load_matrix_x4(keys.chunk(key_row, chunk));
+                        }
+                    });
+                    unroll::<BATCH>(|i| {
+                        if i < steps.1 {
+                            let k = steps.0 + i;
+                            let a = if Shape::<HEAD_DIM, HOPPER>::RESIDENT_QUERIES { queries[k] } else { query(k) };
+                            let b = fragments[i];
+                            let scores = if k % 2 == 0 { &mut even } else { &mut odd };
+                            E::multiply_accumulate(&mut scores[0], a, [b[0], b[1]]);
+                            E::multiply_accumulate(&mut scores[1], a, [b[2], b[3]]);
+                        }
+                    });
                 });
+                let mut scores = zeros::<2, 4>();
+                unroll::<2>(|n| unroll::<4>(|i| scores[n][i] = even[n][i] + odd[n][i]));
+
+                // Where registers allow, the values' fragments are on their way while the softmax is worked out.
+                let values = room.values(stage);
+                let value = |n: usize| {
+                    let column = 2 * (output_warp * OUTPUT_STEPS as u32 + n as u32) + lane / 16;
+                    load_matrix_x4_transposed(values.chunk(kv_warp * 16 + lane % 16, column))
+                };
+                let mut fragments = [[0; 4]; OUTPUT_STEPS];
+                if Shape::<HEAD_DIM, HOPPER>::RESIDENT_QUERIES {
+                    unroll::<OUTPUT_STEPS>(|n| fragments[n] = value(n));
+                }
 
                 let key = token + kv_warp * 16 + 2 * quad;
                 unroll::<2>(|n| {
@@ -149,10 +179,8 @@ pub unsafe fn attend<
                 });
 
                 // O += P V for this warp's 16 values and its columns.
-                let values = room.values(stage);
                 unroll::<OUTPUT_STEPS>(|n| {
-                    let column = 2 * (output_warp * OUTPUT_STEPS as u32 + n as u32) + lane / 16;
-                    let b = load_matrix_x4_transposed(values.chunk(kv_warp * 16 + lane % 16, column));
+                    let b = if Shape::<HEAD_DIM, HOPPER>::RESIDENT_QUERIES { fragments[n] } else { value(n) };
                     E::multiply_accumulate(&mut outputs[n], weights, [b[0], b[1]]);
                     E::multiply_accumulate(&mut outputs_right[n], weights, [b[2], b[3]]);
                 });
@@ -272,6 +300,11 @@ unsafe fn fold_item<E: Element + Values, const HEAD_DIM: u32, const HOPPER: bool
     }
 }
 
+/// Key fragments a warp asks for at once, at most: 32 registers.
+const BATCH: usize = 8;
+/// Batches of the widest head.
+const MOST_BATCHES: usize = 8;
+
 /// The next place in a ring of `stages` places.
 #[inline(always)]
 fn next<const HEAD_DIM: u32, const HOPPER: bool>(place: u32) -> u32 {
@@ -324,12 +357,30 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Shape<HEAD_DIM, HOPPER> {
     /// Rounds in which the block's threads copy a tile of K (and of V), a piece each.
     const ROUNDS: usize = (Self::TILE.tile_tokens() * Self::CHUNKS / Self::TILE.threads()) as usize;
 
+    /// First step of a batch of key fragments, and how many: half as many where queries are read again.
+    const fn steps_of_batch(batch: usize) -> (usize, usize) {
+        let size = if Self::RESIDENT_QUERIES { BATCH } else { BATCH / 2 };
+        let steps = (HEAD_DIM / 16) as usize;
+        let first = batch * size;
+        (
+            first,
+            if first >= steps {
+                0
+            } else if steps - first < size {
+                steps - first
+            } else {
+                size
+            },
+        )
+    }
+
     const fn checked(query_steps: usize, output_steps: usize) -> AttendTile {
         assert!(query_steps as u32 * 16 == HEAD_DIM);
         assert!(output_steps as u32 * 16 * Self::TILE.output_warps == HEAD_DIM);
         assert!(Self::TILE.stages == 2 || Self::TILE.stages == 3);
         assert!(SharedTile::<HEAD_DIM>::ROW_BYTES == Self::TILE.row_bytes());
         assert!((Self::TILE.tile_tokens() * Self::CHUNKS).is_multiple_of(Self::TILE.threads()));
+        assert!(Self::ROUNDS <= MOST_ROUNDS && Self::steps_of_batch(MOST_BATCHES).1 == 0);
         Self::TILE
     }
 }
@@ -443,13 +494,22 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
                     self.slot = next::<HEAD_DIM, HOPPER>(self.slot);
                 }
                 let (keys, values) = (room.keys(self.stage), room.values(self.stage));
-                unroll::<64>(|round| {
+                let place = |round: usize| {
+                    let index = thread::thread_idx_x() + round as u32 * Self::TILE.threads();
+                    (index / Shape::<HEAD_DIM, HOPPER>::CHUNKS, index % Shape::<HEAD_DIM, HOPPER>::CHUNKS)
+                };
+                // All addresses first, so that their latency shows once.
+                let mut addresses = [[0; 4]; MOST_ROUNDS];
+                unroll::<MOST_ROUNDS>(|round| {
                     if round < Shape::<HEAD_DIM, HOPPER>::ROUNDS {
-                        let index = thread::thread_idx_x() + round as u32 * Self::TILE.threads();
-                        let row = index / Shape::<HEAD_DIM, HOPPER>::CHUNKS;
-                        let chunk = index % Shape::<HEAD_DIM, HOPPER>::CHUNKS;
+                        addresses[round] = room.row_address(self.parity ^ 1, place(round).0).load();
+                    }
+                });
+                unroll::<MOST_ROUNDS>(|round| {
+                    if round < Shape::<HEAD_DIM, HOPPER>::ROUNDS {
+                        let (row, chunk) = place(round);
                         let bytes = if row < self.ready_rows { 16 } else { 0 };
-                        let [k_low, k_high, v_low, v_high] = room.row_address(self.parity ^ 1, row).load();
+                        let [k_low, k_high, v_low, v_high] = addresses[round];
                         copy_async_16(keys.chunk(row, chunk), address(k_low, k_high).add(16 * chunk as u64), bytes);
                         copy_async_16(values.chunk(row, chunk), address(v_low, v_high).add(16 * chunk as u64), bytes);
                     }
@@ -537,6 +597,9 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
         }
     }
 }
+
+/// Rounds of the widest tile.
+const MOST_ROUNDS: usize = 8;
 
 #[inline(always)]
 fn address(low: u32, high: u32) -> Global<u8> {

@@ -6,10 +6,10 @@
 //! is; cutting at the share (McNaughton, "Scheduling with deadlines and loss functions", 1959) is optimal where cuts
 //! are free, but cuts at nearly every queue. Together they cut the few units that must be.
 //!
-//! The share starts at the mean and grows until everything fits. A cut leaves its queue no room for another, so
-//! there are at most as many cuts as queues. Where something is left over, every queue is within 2 tiles of the
-//! share (less than that is no piece, and a unit of 3 tiles, too short to cut, fits up to the slack). So the share
-//! ends at most 3 tiles past the mean of the uncut units, one of them for cuts, and what [`Loads`] rounds.
+//! The share starts at the mean and grows until everything fits. A cut fills its queue to the share, so there are at
+//! most as many cuts as queues. Where something is left over, no queue has room for a piece: each is within 2 tiles of
+//! the share. So the share ends at most 3 tiles past the mean of the uncut units, one of them for the cuts, and what
+//! [`Loads`] rounds.
 
 use super::batch::Batch;
 use super::loads::Loads;
@@ -25,7 +25,7 @@ pub const MIN_PIECE_TILES: u32 = 2;
 /// Nothing is cut, and nothing need be folded, where dealing alone keeps every queue within 1/25 of its share.
 const UNCUT_SLACK: u64 = 25;
 
-/// Where something must be cut, a queue may still pass its share by 1/100, or by a tile, to save a cut.
+/// Where something must be cut, a queue may still pass its share by 1/100, or by less than a piece, to save a cut.
 const CUT_SLACK: u64 = 100;
 
 const SHORTEST_PIECE_COST: u64 = ITEM_COST_TILES + MIN_PIECE_TILES as u64;
@@ -38,7 +38,7 @@ pub(super) fn deal(batch: &Batch, pieces: &mut Vec<Piece>, loads: &mut Loads) ->
         return share;
     }
     loop {
-        let bounds = Bounds { cut_at: share, limit: share + (share / CUT_SLACK).max(1) };
+        let bounds = Bounds { cut_at: share, limit: share + (share / CUT_SLACK).max(MIN_PIECE_TILES as u64 - 1) };
         let left_over = deal_within(batch, bounds, pieces, loads);
         if left_over == 0 {
             return share;
@@ -70,14 +70,15 @@ fn deal_within(batch: &Batch, bounds: Bounds, pieces: &mut Vec<Piece>, loads: &m
                 let mut tiles = tile.tiles - begin;
                 if load + tiles as u64 + ITEM_COST_TILES > limit {
                     let room = cut_at.saturating_sub(load + ITEM_COST_TILES).min(u32::MAX as u64) as u32;
-                    if room < MIN_PIECE_TILES || tiles < 2 * MIN_PIECE_TILES {
+                    if room < MIN_PIECE_TILES {
                         return left;
                     }
-                    tiles = room.min(tiles - MIN_PIECE_TILES);
+                    // The unit passes more than the slack, so the rest is not too short for a piece.
+                    tiles = room;
                     left += ITEM_COST_TILES;
                 }
                 let cost = tiles as u64 + ITEM_COST_TILES;
-                loads.add(cost);
+                loads.add(queue, cost);
                 left -= cost;
                 begin += tiles;
                 pieces.push(Piece { queue, end_tiles: begin });

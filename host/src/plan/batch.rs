@@ -12,16 +12,19 @@ use super::{Limits, PlanError, Target, Totals};
 use crate::config::AttentionConfig;
 use crate::page_table::{Lengths, PageTable, Pages, QueryLengths};
 
-/// Buckets of the sort by length: requests closer than 1/256 of the longest keep their order.
+/// Buckets of the sort by length: requests whose pieces differ by less than 1/256 of the longest request may keep
+/// their order.
 const BUCKETS: usize = 256;
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Request {
     pub index: u32,
     pub query_begin: u32,
     pub query_len: u32,
     pub kv_len: u32,
     pub page_begin: u32,
+    /// Tiles of all its keys.
+    pub tiles: u32,
     /// Tiles of a piece of its units, by rule.
     pub piece_tiles: u32,
 }
@@ -45,8 +48,9 @@ pub(super) struct Batch {
     pub teams: u32,
     causal: bool,
     rule: PieceRule,
-    gathered: Vec<Request>,
+    /// Full length; the first `occupied` hold the batch.
     requests: Vec<Request>,
+    occupied: usize,
     totals: Totals,
 }
 
@@ -61,8 +65,8 @@ impl Batch {
             teams: target.teams(config.kv_heads).teams,
             causal: config.causal,
             rule,
-            gathered: Vec::with_capacity(max_requests as usize),
-            requests: Vec::with_capacity(max_requests as usize),
+            requests: vec![Request::default(); max_requests as usize],
+            occupied: 0,
             totals: Totals::default(),
         }
     }
@@ -82,7 +86,9 @@ impl Batch {
             return over("query tokens", "max_query_tokens", query_tokens, limits.max_query_tokens as u64);
         }
         let limit = limits.max_kv_len_tokens;
-        if let Some(request) = table.kv_lens().iter().position(|&kv_len| kv_len > limit) {
+        let longest = table.kv_lens().iter().copied().max().unwrap_or(0);
+        if longest > limit {
+            let request = table.kv_lens().iter().position(|&kv_len| kv_len > limit).expect("the longest is");
             return Err(PlanError::RequestOverLimit { request, kv_len: table.kv_lens()[request], limit });
         }
         let kv_tokens = table.kv_lens().iter().map(|&kv_len| kv_len as u64).sum();
@@ -92,86 +98,83 @@ impl Batch {
 
         self.totals = Totals { requests: requests as usize, query_tokens, kv_tokens, ..Totals::default() };
         // One loop for each pair of forms, so that none chooses inside it.
+        let kv_lens = table.kv_lens();
         match (table.pages(), query.0) {
-            (Pages::Csr(pages), Lengths::Uniform(n)) => self.read(table.kv_lens(), |r| pages[r], |r| (r as u32 * n, n)),
+            (Pages::Csr(pages), Lengths::Uniform(n)) => {
+                self.read(kv_lens, longest, |r| pages[r], |r| (r as u32 * n, n))
+            }
             (Pages::Rows(stride), Lengths::Uniform(n)) => {
-                self.read(table.kv_lens(), |r| r as u32 * stride, |r| (r as u32 * n, n))
+                self.read(kv_lens, longest, |r| r as u32 * stride, |r| (r as u32 * n, n))
             }
             (Pages::Csr(pages), Lengths::Indptr(indptr)) => {
-                self.read(table.kv_lens(), |r| pages[r], |r| (indptr[r], indptr[r + 1] - indptr[r]))
+                self.read(kv_lens, longest, |r| pages[r], |r| (indptr[r], indptr[r + 1] - indptr[r]))
             }
             (Pages::Rows(stride), Lengths::Indptr(indptr)) => {
-                self.read(table.kv_lens(), |r| r as u32 * stride, |r| (indptr[r], indptr[r + 1] - indptr[r]))
+                self.read(kv_lens, longest, |r| r as u32 * stride, |r| (indptr[r], indptr[r + 1] - indptr[r]))
             }
         }
-        self.sort();
         Ok(())
     }
 
-    fn read(&mut self, kv_lens: &[u32], page_begin: impl Fn(usize) -> u32, query: impl Fn(usize) -> (u32, u32)) {
-        self.gathered.clear();
-        let (mut units, mut cost_tiles) = (0, 0);
+    /// Reads the requests into their places by falling length of their pieces: a counting sort, so stable.
+    #[inline(always)]
+    fn read(
+        &mut self,
+        kv_lens: &[u32],
+        longest: u32,
+        page_begin: impl Fn(usize) -> u32,
+        query: impl Fn(usize) -> (u32, u32),
+    ) {
+        let (rule, group) = (self.rule, self.group);
+        let scale = ((BUCKETS as u64) << 32) / (self.tiles(longest) as u64 + 1);
+        let bucket = |piece_tiles: u32| BUCKETS - 1 - ((piece_tiles as u64 * scale) >> 32) as usize % BUCKETS;
+        let mut place = [0u32; BUCKETS];
+        for (index, &kv_len) in kv_lens.iter().enumerate() {
+            let (_, query_len) = query(index);
+            if query_len > 0 {
+                place[bucket(rule.piece_tiles(query_len, group, self.tiles(kv_len)))] += 1;
+            }
+        }
+        let mut occupied = 0;
+        for begin in &mut place {
+            occupied += std::mem::replace(begin, occupied);
+        }
+        self.occupied = occupied as usize;
+
+        let mut totals = self.totals;
         for (index, &kv_len) in kv_lens.iter().enumerate() {
             let (query_begin, query_len) = query(index);
             if query_len == 0 {
                 continue;
             }
             let tiles = self.tiles(kv_len);
-            let request = Request {
-                index: index as u32,
-                query_begin,
-                query_len,
-                kv_len,
-                page_begin: page_begin(index),
-                piece_tiles: self.rule.piece_tiles(query_len, self.group, tiles),
-            };
-            if query_len * self.group.get() <= ATTEND_TILE_ROWS {
-                units += 1;
-                cost_tiles += tiles as u64;
+            let piece_tiles = rule.piece_tiles(query_len, group, tiles);
+            let page_begin = page_begin(index);
+            let request =
+                Request { index: index as u32, query_begin, query_len, kv_len, page_begin, tiles, piece_tiles };
+            if query_len * group.get() <= ATTEND_TILE_ROWS {
+                totals.units += 1;
+                totals.cost_tiles += tiles as u64;
             } else {
                 for tile in self.row_tiles(&request) {
-                    units += 1;
-                    cost_tiles += tile.tiles as u64;
+                    totals.units += 1;
+                    totals.cost_tiles += tile.tiles as u64;
                 }
             }
-            self.totals.max_query_len_tokens = self.totals.max_query_len_tokens.max(query_len);
-            self.totals.longest_unit_tiles = self.totals.longest_unit_tiles.max(tiles);
-            self.totals.longest_piece_tiles = self.totals.longest_piece_tiles.max(request.piece_tiles);
-            self.gathered.push(request);
+            totals.max_query_len_tokens = totals.max_query_len_tokens.max(query_len);
+            totals.longest_unit_tiles = totals.longest_unit_tiles.max(tiles);
+            totals.longest_piece_tiles = totals.longest_piece_tiles.max(piece_tiles);
+            let place = &mut place[bucket(piece_tiles)];
+            self.requests[*place as usize] = request;
+            *place += 1;
         }
-        self.totals.units = units;
-        self.totals.cost_tiles = cost_tiles + units * ITEM_COST_TILES;
-    }
-
-    /// Longest first, by a counting sort: stable, and exact to 1/256 of the longest, which is all that the
-    /// planners' rules need.
-    fn sort(&mut self) {
-        let longest = self.totals.longest_piece_tiles as u64;
-        self.requests.clear();
-        if self.gathered.iter().all(|request| request.piece_tiles as u64 == longest) {
-            std::mem::swap(&mut self.requests, &mut self.gathered);
-            return;
-        }
-        let scale = ((BUCKETS as u64) << 32) / (longest + 1);
-        let bucket = |request: &Request| BUCKETS - 1 - ((request.piece_tiles as u64 * scale) >> 32) as usize;
-        let mut begin = [0u32; BUCKETS + 1];
-        for request in &self.gathered {
-            begin[bucket(request) + 1] += 1;
-        }
-        for i in 0..BUCKETS {
-            begin[i + 1] += begin[i];
-        }
-        self.requests.resize(self.gathered.len(), self.gathered[0]);
-        for request in &self.gathered {
-            let at = &mut begin[bucket(request)];
-            self.requests[*at as usize] = *request;
-            *at += 1;
-        }
+        totals.cost_tiles += totals.units * ITEM_COST_TILES;
+        self.totals = totals;
     }
 
     /// The requests that have query tokens, longest first.
     pub fn requests(&self) -> &[Request] {
-        &self.requests
+        &self.requests[..self.occupied]
     }
 
     /// Tiles that `tokens` keys fill.
@@ -186,13 +189,14 @@ impl Batch {
         (0..packed_rows.div_ceil(ATTEND_TILE_ROWS)).rev().map(move |tile| {
             let row_begin = tile * ATTEND_TILE_ROWS;
             let row_end = packed_rows.min(row_begin + ATTEND_TILE_ROWS);
-            let kv_end = if self.causal && row_end < packed_rows {
+            let (kv_end, tiles) = if self.causal && row_end < packed_rows {
                 let hidden = request.query_len - 1 - self.group.divide(row_end - 1).0;
-                request.kv_len.saturating_sub(hidden)
+                let kv_end = request.kv_len.saturating_sub(hidden);
+                (kv_end, self.tiles(kv_end))
             } else {
-                request.kv_len
+                (request.kv_len, request.tiles)
             };
-            RowTile { row_begin, rows: row_end - row_begin, kv_end, tiles: self.tiles(kv_end) }
+            RowTile { row_begin, rows: row_end - row_begin, kv_end, tiles }
         })
     }
 

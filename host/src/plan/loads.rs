@@ -38,7 +38,7 @@ impl Loads {
     }
 
     /// A least loaded queue and its load.
-    #[inline]
+    #[inline(always)]
     pub fn least(&mut self) -> (u32, u64) {
         loop {
             let queue = self.first[self.least as usize % BUCKETS];
@@ -49,13 +49,12 @@ impl Loads {
         }
     }
 
-    /// Adds a piece to the queue that [`least`](Self::least) names.
-    #[inline]
-    pub fn add(&mut self, cost: u64) {
-        let (queue, load) = self.least();
-        self.first[self.least as usize % BUCKETS] = self.next[queue as usize];
-        self.load[queue as usize] = load + cost;
-        let bucket = ((load + cost) >> self.shift) as usize % BUCKETS;
-        self.next[queue as usize] = std::mem::replace(&mut self.first[bucket], queue);
+    /// Adds a piece to `queue`, which [`least`](Self::least) just named.
+    #[inline(always)]
+    pub fn add(&mut self, queue: u32, cost: u64) {
+        let (next, load) = (&mut self.next[queue as usize], &mut self.load[queue as usize]);
+        *load += cost;
+        self.first[self.least as usize % BUCKETS] = *next;
+        *next = std::mem::replace(&mut self.first[(*load >> self.shift) as usize % BUCKETS], queue);
     }
 }

@@ -38,8 +38,8 @@ pub(super) fn write(batch: &Batch, pieces: &[Piece], queue_begin: &mut [u32], it
     let mut rest = pieces;
     for request in batch.requests() {
         for tile in batch.row_tiles(request) {
-            let last = rest.iter().position(|piece| piece.end_tiles == tile.tiles).expect("every unit is dealt");
-            let (unit, others) = rest.split_at(last + 1);
+            let pieces = 1 + rest.iter().take_while(|piece| piece.end_tiles < tile.tiles).count();
+            let (unit, others) = rest.split_at(pieces);
             rest = others;
             let mut item = WorkItem {
                 request: request.index,

@@ -91,7 +91,7 @@ pub(super) fn deal(batch: &Batch, pieces: &mut Vec<Piece>, loads: &mut Loads) ->
                 let (queue, _) = loads.least();
                 let end_tiles = tile.tiles.min(begin + request.piece_tiles);
                 let cost = (end_tiles - begin) as u64 + ITEM_COST_TILES;
-                loads.add(cost);
+                loads.add(queue, cost);
                 total += cost;
                 pieces.push(Piece { queue, end_tiles });
                 begin = end_tiles;
