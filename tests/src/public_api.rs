@@ -2,6 +2,8 @@
 //!
 //! [`Session`] plans and runs cases; [`Public`] turns the launches of the merge and append tables back into the calls
 //! that make them, with every region copied to the device and back.
+//!
+//! Unsafe: the operators take addresses; sessions and copies own the memory behind them.
 
 use crate::buffer::{Access, Region};
 use crate::cases::Case;
