@@ -5,6 +5,8 @@
 //! that do not fit the plan in the workspace, before a launch.
 //!
 //! Walk: [`crate::page_table`] to [`crate::plan`] to here to the attend kernel.
+//!
+//! Unsafe: [`Attention::run`] and [`Workspace::new`] take raw addresses; only the caller knows that they are live.
 
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::parameters::AttendParameters;
@@ -185,7 +187,7 @@ impl Attention {
         }
         let planned = Planned {
             epoch: plan.epoch(),
-            query_tokens: plan.query_tokens() as u64,
+            query_tokens: plan.query_tokens(),
             page_index_len: table.page_index_len() as u64,
             workspace: workspace.address,
             header: plan.header(),

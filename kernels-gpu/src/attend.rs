@@ -126,7 +126,7 @@ pub unsafe fn attend<
                             let k = steps.0 + i;
                             let a = if Shape::<HEAD_DIM, HOPPER>::RESIDENT_QUERIES { queries[k] } else { query(k) };
                             let b = fragments[i];
-                            let scores = if k % 2 == 0 { &mut even } else { &mut odd };
+                            let scores = if k.is_multiple_of(2) { &mut even } else { &mut odd };
                             E::multiply_accumulate(&mut scores[0], a, [b[0], b[1]]);
                             E::multiply_accumulate(&mut scores[1], a, [b[2], b[3]]);
                         }

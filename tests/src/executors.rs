@@ -3,6 +3,8 @@
 //! An [`Executor`] and [`Operators`] get exactly what the library hands to a launcher: parameters with host
 //! addresses, and the regions those addresses lie in. What has memory of its own copies the regions there, moves each
 //! address along (one inside region `r` becomes `copy_of(r) + (address - r.address)`), launches, and copies them back.
+//!
+//! Unsafe: executors take raw addresses, here of memory that fixtures own.
 
 use crate::buffer::{Access, Region};
 use kernels_gpu::abi::manifest::LaunchBounds;

@@ -1,6 +1,8 @@
 //! What every device has to do, through the public API. [`device_tests`](crate::device_tests) makes tests of them.
 //!
 //! Letters and numbers name faults found in other libraries' public trackers, as in [`cases`](crate::cases).
+//!
+//! Unsafe: the library's operators take raw addresses, here of memory that tests own until they have waited.
 
 #![allow(missing_docs, reason = "a scenario says by its name what it is about")]
 

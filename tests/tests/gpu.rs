@@ -1,4 +1,6 @@
 //! What every device has to do, and what only a GPU can, on GPU 0. Where there is none, the tests say so and pass.
+//!
+//! Unsafe: a copy takes raw device addresses, here of buffers that the test owns.
 
 use oxattn::{Device, SplitMode, Stream};
 use oxattn_tests::cases::{Case, paged};

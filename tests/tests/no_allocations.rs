@@ -1,4 +1,6 @@
 //! `plan` runs between an engine's steps: once made, an attention plans without asking for memory.
+//!
+//! Unsafe: an allocator that counts.
 
 use oxattn::{Device, SplitMode, Stream};
 use oxattn_tests::cases::{Case, among_others};
