@@ -4,6 +4,8 @@
 //! Invariant: `append` and `run` belong to the latest `plan`, whose page table is the one on the device. Every call
 //! returns when the device is done, so that the times it returns are the device's work and one launch, by the host's
 //! clock.
+//!
+//! Unsafe: the operators take raw device addresses, here of buffers that the engine owns.
 
 use crate::arguments::DeviceChoice;
 use crate::serve::Running;

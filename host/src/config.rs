@@ -165,7 +165,7 @@ impl AttentionConfig {
                 return Err(ConfigError::Zero { field });
             }
         }
-        if self.query_heads % self.kv_heads != 0 {
+        if !self.query_heads.is_multiple_of(self.kv_heads) {
             return Err(ConfigError::HeadsNotDivisible { query_heads: self.query_heads, kv_heads: self.kv_heads });
         }
         for (field, got, supported) in [

@@ -3,20 +3,24 @@
 //! In: a device number, or the caller's current context. Out: a [`Device`] every operator takes, cheap to clone.
 //! Invariant: opening one never panics; a machine without driver, GPU or recent enough either gets the error that
 //! says so. Kernels are loaded into a context once, at first need.
+//!
+//! Unsafe: the host's stand-in for device memory, which executors write through raw addresses.
 
 use std::sync::Arc;
 
 use kernels_gpu::abi::tile::{AttendTile, Family};
 
+use crate::Error;
 #[cfg(feature = "cuda")]
 use crate::launch::Cuda;
-use crate::{Error, plan::Target};
+use crate::plan::{Target, WARP_TOKENS};
 
 /// An executor. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Device(pub(crate) Arc<Executor>);
 
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "one a device, behind an `Arc`")]
 pub(crate) enum Executor {
     #[cfg(feature = "cpu")]
     Cpu,
@@ -92,12 +96,9 @@ impl Device {
     /// What the planner needs to know: how many queues to fill, and how many keys a tile holds.
     pub(crate) fn target(&self, head_dim: u32) -> Target {
         match &*self.0 {
-            // Four queues a thread even out threads of different speed. Tiles as on Hopper, so that a plan drawn
-            // without a GPU shows the cuts a GPU would get.
+            // Four blocks a thread even out threads of different speed.
             #[cfg(feature = "cpu")]
-            Executor::Cpu => {
-                Target::new(4 * rayon::current_num_threads() as u32, tile(head_dim, Family::Sm90a).tile_tokens())
-            }
+            Executor::Cpu => Target::new(4 * rayon::current_num_threads() as u32, WARP_TOKENS),
             #[cfg(feature = "cuda")]
             Executor::Cuda(cuda) => Target::for_tile(cuda.properties().multiprocessors, tile(head_dim, cuda.family())),
         }
@@ -117,7 +118,10 @@ impl Device {
     pub fn allocate(&self, bytes: usize) -> Result<Buffer, Error> {
         match &*self.0 {
             #[cfg(feature = "cpu")]
-            Executor::Cpu => Ok(Buffer(Memory::Host(HostMemory::new(bytes)))),
+            Executor::Cpu => {
+                let memory = HostMemory::new(bytes).ok_or(Error::OutOfMemory { bytes: bytes as u64 })?;
+                Ok(Buffer(Memory::Host(memory)))
+            }
             #[cfg(feature = "cuda")]
             Executor::Cuda(cuda) => {
                 cuda.context().bind()?;
@@ -239,15 +243,16 @@ impl Buffer {
 #[cfg(feature = "cpu")]
 use host_memory::HostMemory;
 
-/// Unsafe: the host's stand-in for device memory, which executors write through raw addresses.
+/// The host's stand-in for device memory.
 #[cfg(feature = "cpu")]
 mod host_memory {
-    use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+    use std::alloc::{Layout, alloc_zeroed, dealloc};
 
     /// A block aligned like the driver's.
     #[derive(Debug)]
     pub struct HostMemory {
         start: *mut u8,
+        layout: Layout,
         pub bytes: usize,
     }
 
@@ -257,18 +262,12 @@ mod host_memory {
     unsafe impl Sync for HostMemory {}
 
     impl HostMemory {
-        fn layout(bytes: usize) -> Layout {
-            Layout::from_size_align(bytes.max(1), 256).expect("sizes are below isize::MAX")
-        }
-
-        pub fn new(bytes: usize) -> HostMemory {
-            let layout = Self::layout(bytes);
+        /// `None` where the system has no such block.
+        pub fn new(bytes: usize) -> Option<HostMemory> {
+            let layout = Layout::from_size_align(bytes.max(1), 256).ok()?;
             // SAFETY: the layout's size is not 0.
             let start = unsafe { alloc_zeroed(layout) };
-            if start.is_null() {
-                handle_alloc_error(layout)
-            }
-            HostMemory { start, bytes }
+            (!start.is_null()).then_some(HostMemory { start, layout, bytes })
         }
 
         pub fn address(&self) -> u64 {
@@ -294,7 +293,7 @@ mod host_memory {
     impl Drop for HostMemory {
         fn drop(&mut self) {
             // SAFETY: allocated with this layout.
-            unsafe { dealloc(self.start, Self::layout(self.bytes)) }
+            unsafe { dealloc(self.start, self.layout) }
         }
     }
 }

@@ -21,6 +21,12 @@ pub enum Error {
     /// A tensor or plan given to `run` does not fit.
     #[error(transparent)]
     Argument(#[from] crate::tensor::ArgumentError),
+    /// The host has no such block of memory; a GPU says so as a driver's error.
+    #[error("{bytes} bytes of host memory are needed; the system has no such block")]
+    OutOfMemory {
+        /// Bytes asked for.
+        bytes: u64,
+    },
     /// The GPU or its driver.
     #[cfg(feature = "cuda")]
     #[error(transparent)]

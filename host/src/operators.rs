@@ -2,6 +2,8 @@
 //!
 //! In: tensors on a device. Out: the cache's new rows, or merged states. Invariant: everything a host can check is
 //! refused before a launch; with no tokens nothing is launched.
+//!
+//! Unsafe: the operators take raw addresses; only the caller knows that they are live.
 
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::parameters::{AppendParameters, MergeStatesParameters, PositionsParameters, RowsView};

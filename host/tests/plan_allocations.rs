@@ -1,4 +1,6 @@
 //! A planner allocates when it is made, and never again.
+//!
+//! Unsafe: an allocator that counts.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn runs_are_spelt_out() {
         assert_eq!(lengths("512x3,7,1x2").unwrap(), [512, 512, 512, 7, 1, 1]);
-        assert_eq!(lengths("").unwrap(), []);
+        assert_eq!(lengths("").unwrap(), [0; 0]);
         assert!(lengths("a").is_err());
     }
 

@@ -4,6 +4,8 @@
 //! rotating inputs, divided by the calls; a cold timing is the median of single-call graphs, each after 256 MiB were
 //! read to push everything else out of the L2 cache. Data is random: a period of 2^23 + 7816 elements, repeated, so
 //! that the host can tell any element.
+//!
+//! Unsafe: copies and streams take raw device addresses, here of buffers that the lab owns.
 
 use half::bf16;
 use oxattn::driver::{Event, Graph};
@@ -160,11 +162,11 @@ impl Lab {
         let (address, half) = (buffer.address(), bytes / 2);
         let read = self.time(1, &|_| {
             // SAFETY: the buffer is live.
-            Ok(unsafe { self.cuda().stream(address, None, bytes, self.stream)? })
+            unsafe { self.cuda().stream(address, None, bytes, self.stream) }.map_err(Failure::from)
         })?;
         let copy = self.time(1, &|_| {
             // SAFETY: the buffer's halves.
-            Ok(unsafe { self.cuda().stream(address, Some(address + half), half, self.stream)? })
+            unsafe { self.cuda().stream(address, Some(address + half), half, self.stream) }.map_err(Failure::from)
         })?;
         self.read_gbps = bytes as f64 / read.median / 1e3;
         self.copy_gbps = bytes as f64 / copy.median / 1e3;

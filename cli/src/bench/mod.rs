@@ -103,7 +103,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     for case in &cases {
-        let wanted = arguments.sections.iter().any(|section| *section == case.section)
+        let wanted = arguments.sections.contains(&case.section)
             && arguments.only.as_ref().is_none_or(|only| case.case.contains(only.as_str()));
         if !wanted || started.elapsed().as_secs() > arguments.budget_seconds {
             continue;

@@ -1,4 +1,6 @@
 //! What each section does with a case.
+//!
+//! Unsafe: the operators take raw device addresses, here of buffers that live until the lab has synchronised.
 
 use half::bf16;
 use oxattn::operators::{Append, Destination, append};
@@ -66,6 +68,23 @@ fn indptr(lengths: &[u32]) -> Vec<u32> {
     begin
 }
 
+/// A decode case's batch.
+struct Batch {
+    kv_lens: Vec<u32>,
+    query_lens: Vec<u32>,
+    /// Where each request's query tokens begin.
+    query_begin: Vec<u32>,
+    pages: Pages,
+}
+
+impl Batch {
+    fn new(case: &Case) -> Result<Batch, Failure> {
+        let (kv_lens, query_lens) = (case.kv_lens()?, case.query_lens()?);
+        let (query_begin, pages) = (indptr(&query_lens), Pages::shuffled(&kv_lens, case.page_size));
+        Ok(Batch { kv_lens, query_lens, query_begin, pages })
+    }
+}
+
 fn limits(kv_lens: &[u32], query_lens: &[u32]) -> Limits {
     Limits {
         max_requests: kv_lens.len() as u32,
@@ -86,10 +105,9 @@ fn attention(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
 
 fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str) -> Result<Row, Failure> {
     let config = config(case);
-    let (kv_lens, query_lens) = (case.kv_lens()?, case.query_lens()?);
-    let query_begin = indptr(&query_lens);
+    let batch = Batch::new(case)?;
+    let Batch { kv_lens, query_lens, query_begin, pages } = &batch;
     let tokens = query_begin[query_lens.len()] as u64;
-    let pages = Pages::shuffled(&kv_lens, case.page_size);
     let (heads, dim) = (config.query_heads as u64, config.head_dim as u64);
     let pool_elements = pages.pool as u64 * (config.page_size_tokens * config.kv_heads) as u64 * dim;
     let kv_tokens: u64 = kv_lens.iter().map(|length| *length as u64).sum();
@@ -104,12 +122,12 @@ fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str) -> Result<R
     let out = lab.device.allocate((tokens * heads * row_bytes) as usize)?;
     let lse = lab.device.allocate((tokens * heads * 4) as usize)?;
     let page_ids = lab.device.upload(&pages.ids)?;
-    let mut attention = Attention::for_graphs(&lab.device, config, mode, limits(&kv_lens, &query_lens))?;
+    let mut attention = Attention::for_graphs(&lab.device, config, mode, limits(kv_lens, query_lens))?;
     let memory = lab.device.allocate(attention.workspace_bytes() as usize)?;
     // SAFETY: the buffer is live and used for nothing else.
     let mut workspace = unsafe { Workspace::new(memory.address(), memory.bytes() as u64) };
-    let table = PageTable::csr(case.page_size, &pages.begin, &kv_lens)?;
-    let planned = attention.plan(&table, QueryLengths::indptr(&query_begin)?, &mut workspace, lab.stream)?;
+    let table = PageTable::csr(case.page_size, &pages.begin, kv_lens)?;
+    let planned = attention.plan(&table, QueryLengths::indptr(query_begin)?, &mut workspace, lab.stream)?;
     let plan = attention.latest_plan().ok_or("no plan")?;
     let (items, folded) = (plan.header().items, plan.header().partial_rows);
     let balance = plan.balance().efficiency();
@@ -130,14 +148,15 @@ fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str) -> Result<R
     let workspace = std::cell::RefCell::new(workspace);
     let call = |set: usize| -> Result<(), Failure> {
         // SAFETY: all tensors are live until the lab has synchronised, and page ids are below the pool's pages.
-        Ok(unsafe { attention.run(&planned, &arguments(set), &mut workspace.borrow_mut(), lab.stream)? })
+        unsafe { attention.run(&planned, &arguments(set), &mut workspace.borrow_mut(), lab.stream) }
+            .map_err(Failure::from)
     };
 
     out.fill(0xff)?;
     lse.fill(0xff)?;
     call(sets - 1)?;
     let answer = Answer { out: out.download()?, lse: lse.download()? };
-    let (rel_err, lse_err) = check(lab, &config, case.layout(), &pages, &kv_lens, &query_lens, &query_begin, &answer);
+    let (rel_err, lse_err) = check(lab, &config, case.layout(), &batch, &answer);
     let ok = rel_err < TOLERANCE && lse_err < LSE_TOLERANCE;
 
     let timing = lab.time(sets, &call)?;
@@ -169,16 +188,8 @@ struct Answer {
 
 /// Relative L2 error of the outputs and absolute error of the LSE, over rows of the first, last, middle and longest
 /// request.
-fn check(
-    lab: &Lab,
-    config: &AttentionConfig,
-    layout: Layout,
-    pages: &Pages,
-    kv_lens: &[u32],
-    query_lens: &[u32],
-    query_begin: &[u32],
-    answer: &Answer,
-) -> (f64, f64) {
+fn check(lab: &Lab, config: &AttentionConfig, layout: Layout, batch: &Batch, answer: &Answer) -> (f64, f64) {
+    let Batch { kv_lens, query_lens, query_begin, pages } = batch;
     let (heads, kv_heads, dim) = (config.query_heads as u64, config.kv_heads as u64, config.head_dim as u64);
     let longest = (0..kv_lens.len()).max_by_key(|i| kv_lens[*i]).unwrap_or(0);
     let (mut difference, mut norm, mut lse_error) = (0.0, 0.0, 0f64);
@@ -266,7 +277,7 @@ fn appending(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
             },
         };
         // SAFETY: all tensors are live until the lab has synchronised; every position has its own slot.
-        Ok(unsafe { append(&lab.device, &config, &arguments, lab.stream)? })
+        unsafe { append(&lab.device, &config, &arguments, lab.stream) }.map_err(Failure::from)
     };
     call(sets - 1)?;
     let stored: Vec<bf16> = caches[sets - 1].1.download()?;

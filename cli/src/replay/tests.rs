@@ -1,3 +1,5 @@
+//! The `replay` command on small traces.
+
 use super::*;
 use clap::Parser;
 

@@ -1,3 +1,5 @@
+//! The three formats, and what is refused.
+
 use super::*;
 
 fn request(arrival_ms: Option<u64>, prompt_tokens: u32, output_tokens: u32) -> Request {

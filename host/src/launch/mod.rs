@@ -2,6 +2,8 @@
 //!
 //! In: parameter structs whose addresses were checked. Out: launches on the caller's stream. Invariant: after a
 //! kernel's first use a launch allocates nothing, waits for nothing and records nothing.
+//!
+//! Unsafe: a launch hands the driver raw addresses; only the caller knows that they are live.
 
 use std::collections::HashMap;
 use std::ffi::c_void;

@@ -25,7 +25,7 @@ impl Divisor {
         }
         let bits = 32 - (divisor - 1).leading_zeros();
         let power = 31 + bits;
-        let multiplier = ((1u64 << power) + divisor as u64 - 1) / divisor as u64;
+        let multiplier = (1u64 << power).div_ceil(divisor as u64);
         Some(Divisor { divisor, multiplier: multiplier as u32, shift: bits - 1 })
     }
 

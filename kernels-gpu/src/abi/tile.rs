@@ -79,7 +79,7 @@ impl AttendTile {
     /// Bytes from one row of a tile to the next: 16 more than the row unless the row is swizzled.
     pub const fn row_bytes(self) -> u32 {
         let row = 2 * self.head_dim;
-        if row % 128 == 0 { row } else { row + 16 }
+        if row.is_multiple_of(128) { row } else { row + 16 }
     }
 
     /// Shared memory of a stage: a tile of K and one of V. At the end of an item it holds the warps' f32 outputs.
