@@ -173,7 +173,12 @@ fn check_balance(plan: &Plan, requests: &[Request]) {
     // So it is within 4/3 of the mean, or of the longest unit that is no longer than two of the shortest pieces.
     let uncuttable = unit_costs.iter().copied().filter(|cost| *cost < ITEM_COST_TILES + 2 * piece).max().unwrap_or(0);
     let least = mean.max(uncuttable);
-    assert!(balance.max <= (4 * least / 3).max(least + ITEM_COST_TILES + 2 * piece), "max {} least {least}\n{}", balance.max, plan.explain());
+    assert!(
+        balance.max <= (4 * least / 3).max(least + ITEM_COST_TILES + 2 * piece),
+        "max {} least {least}\n{}",
+        balance.max,
+        plan.explain()
+    );
 
     let cut = plan.items().iter().filter(|item| item.pieces > 1);
     assert!(cut.clone().all(|item| item_tiles(plan, item) >= MIN_PIECE_TILES as u64), "a piece too short");

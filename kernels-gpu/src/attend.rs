@@ -74,7 +74,7 @@ pub unsafe fn attend<
             head_end,
         };
         let mut loader = Loader::<HEAD_DIM, HOPPER>::new(&p, at);
-        loader.prefetch_pages(&p);
+
         grid::wait_for_previous_grid();
         grid::allow_next_grid();
         loader.begin(&p, room);
@@ -475,20 +475,6 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
         let work = if at.has_work() { unsafe { Work::read(p, at) } } else { Work::none() };
         let token = work.kv_begin;
         Loader { at, work, token, ready_rows: 0, ready_at: at, ready_first: false, stage: 0, slot: 0, parity: 0 }
-    }
-
-    /// Asks for the first item's page ids, a line of 32 a thread, while the kernel before this one still runs: what
-    /// it writes to them meanwhile is seen all the same, because nothing is read yet.
-    #[inline(always)]
-    fn prefetch_pages(&self, p: &AttendParameters) {
-        if self.at.has_work() {
-            let (first, _) = p.page_size.divide(self.work.kv_begin);
-            let (last, _) = p.page_size.divide(self.work.kv_end.max(1) - 1);
-            let page = first + 32 * thread::thread_idx_x();
-            if page <= last {
-                Global::<u32>::new(p.page_indices).add(self.work.page_begin as u64 + page as u64).prefetch();
-            }
-        }
     }
 
     /// Fills the pipeline: the first `STAGES - 1` tiles on their way, the next one's addresses ready after a barrier.

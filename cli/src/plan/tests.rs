@@ -28,7 +28,7 @@ fn the_long_request_of_a_skewed_batch_is_cut_and_drawn_as_such() {
     assert!(balanced.contains("64 requests, 132,256 keys, 32/8 heads of 128: "));
     assert!(balanced.contains(" items for 33 teams of 8 blocks"));
     assert!(balanced.contains("<title>split: "));
-    // 100,000 keys are 6250 tiles of 16, and an item costs 4. 
+    // 100,000 keys are 6250 tiles of 16, and an item costs 4.
     let unsplit = drawn("--kv-lens 512x63,100000 --mode unsplit");
     assert!(unsplit.contains("64 items for 33 teams of 8 blocks"));
     assert!(unsplit.contains("makespan 6,254<"));
