@@ -8,6 +8,8 @@
 //!
 //! Unsafe: [`Attention::run`] and [`Workspace::new`] take raw addresses; only the caller knows that they are live.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::parameters::AttendParameters;
 use kernels_gpu::abi::plan::{PlanHeader, WorkItem};
@@ -24,6 +26,8 @@ use crate::workspace::WorkspaceLayout;
 /// Attention of one shape over a paged cache, on one device.
 #[derive(Debug)]
 pub struct Attention {
+    /// Tells attentions of the process apart.
+    number: u64,
     device: Device,
     config: AttentionConfig,
     group: Divisor,
@@ -43,6 +47,15 @@ pub struct Attention {
 pub struct Workspace {
     address: u64,
     bytes: u64,
+    /// The plan that lies in it.
+    holds: Option<PlanId>,
+}
+
+/// A plan among all of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PlanId {
+    attention: u64,
+    epoch: u64,
 }
 
 impl Workspace {
@@ -52,7 +65,7 @@ impl Workspace {
     /// The memory is the device's, lives as long as work launched with it runs, and is used for nothing else
     /// meanwhile.
     pub unsafe fn new(address: u64, bytes: u64) -> Workspace {
-        Workspace { address, bytes }
+        Workspace { address, bytes, holds: None }
     }
 }
 
@@ -65,6 +78,7 @@ pub struct Planned {
     pub query_tokens: u64,
     /// Page ids the plan may read.
     pub page_index_len: u64,
+    id: PlanId,
     workspace: u64,
     header: PlanHeader,
 }
@@ -113,7 +127,9 @@ impl Attention {
         let planner = Planner::new(config, target, mode, limits)?;
         let teams = target.teams(config.kv_heads);
         let divisor = |field, value| Divisor::new(value).ok_or(ConfigError::Zero { field });
+        static ATTENTIONS: AtomicU64 = AtomicU64::new(0);
         Ok(Attention {
+            number: ATTENTIONS.fetch_add(1, Ordering::Relaxed),
             device: device.clone(),
             config,
             group: divisor("query_heads / kv_heads", config.group())?,
@@ -169,6 +185,7 @@ impl Attention {
             }
         }
         self.planned = None;
+        workspace.holds = None;
         let plan = self.planner.plan(table, queries)?;
         match &*self.device.0 {
             #[cfg(feature = "cpu")]
@@ -189,10 +206,12 @@ impl Attention {
             epoch: plan.epoch(),
             query_tokens: plan.query_tokens(),
             page_index_len: table.page_index_len() as u64,
+            id: PlanId { attention: self.number, epoch: plan.epoch() },
             workspace: workspace.address,
             header: plan.header(),
         };
         self.planned = Some(planned);
+        workspace.holds = Some(planned.id);
         Ok(planned)
     }
 
@@ -250,11 +269,17 @@ impl Attention {
 
     fn check_receipt(&self, planned: &Planned, workspace: &Workspace) -> Result<(), ArgumentError> {
         let latest = self.planned.ok_or(ArgumentError::NotPlanned)?;
+        if planned.id.attention != self.number {
+            return Err(ArgumentError::OtherAttention);
+        }
         if planned.epoch != latest.epoch {
             return Err(ArgumentError::StalePlan { got: planned.epoch, latest: latest.epoch });
         }
         if workspace.address != planned.workspace {
             return Err(ArgumentError::OtherWorkspace { planned: planned.workspace, got: workspace.address });
+        }
+        if workspace.holds != Some(planned.id) {
+            return Err(ArgumentError::WorkspaceReused { address: workspace.address });
         }
         Ok(())
     }

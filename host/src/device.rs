@@ -10,9 +10,10 @@ use std::sync::Arc;
 
 use kernels_gpu::abi::tile::{AttendTile, Family};
 
+use crate::Error;
 #[cfg(feature = "cuda")]
 use crate::launch::Cuda;
-use crate::{Error, plan::Target};
+use crate::plan::{Target, WARP_TOKENS};
 
 /// An executor. Clones share it.
 #[derive(Clone, Debug)]
@@ -95,12 +96,9 @@ impl Device {
     /// What the planner needs to know: how many queues to fill, and how many keys a tile holds.
     pub(crate) fn target(&self, head_dim: u32) -> Target {
         match &*self.0 {
-            // Four queues a thread even out threads of different speed. Tiles as on Hopper, so that a plan drawn
-            // without a GPU shows the cuts a GPU would get.
+            // Four blocks a thread even out threads of different speed.
             #[cfg(feature = "cpu")]
-            Executor::Cpu => {
-                Target::new(4 * rayon::current_num_threads() as u32, tile(head_dim, Family::Sm90a).tile_tokens())
-            }
+            Executor::Cpu => Target::new(4 * rayon::current_num_threads() as u32, WARP_TOKENS),
             #[cfg(feature = "cuda")]
             Executor::Cuda(cuda) => Target::for_tile(cuda.properties().multiprocessors, tile(head_dim, cuda.family())),
         }

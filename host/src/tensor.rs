@@ -104,6 +104,15 @@ pub enum ArgumentError {
         /// The workspace given.
         got: u64,
     },
+    /// The plan is another attention's.
+    #[error("the plan was made by another attention")]
+    OtherAttention,
+    /// The workspace was planned into by another attention, or described anew, since the plan was uploaded to it.
+    #[error("the workspace at {address:#x} no longer holds this plan; plan again")]
+    WorkspaceReused {
+        /// The workspace.
+        address: u64,
+    },
     /// A stream is being captured into a graph by an attention that was not made for graphs.
     #[error("{call} was called while its stream is captured into a graph; {remedy}")]
     Capturing {

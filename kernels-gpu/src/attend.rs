@@ -74,6 +74,7 @@ pub unsafe fn attend<
             head_end,
         };
         let mut loader = Loader::<HEAD_DIM, HOPPER>::new(&p, at);
+        loader.prefetch_pages(&p);
         grid::wait_for_previous_grid();
         grid::allow_next_grid();
         loader.begin(&p, room);
@@ -234,6 +235,7 @@ pub unsafe fn attend<
 unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32, const HOPPER: bool>(p: &AttendParameters, queue: Cursor) {
     let threads = Shape::<HEAD_DIM, HOPPER>::TILE.threads();
     let complete = Shared::<u32>::dynamic();
+    let words = complete.add(threads).cast::<[u32; 4]>();
     let mut head = queue.head_begin;
     // SAFETY: the kernel's contract; shared memory is free after the last item.
     unsafe {
@@ -244,12 +246,19 @@ unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32, const HOPPER: bool>(p
                 let mine = first + thread::thread_idx_x();
                 let mut is_complete = false;
                 if mine < queue.item_end {
-                    let work = Work::read_again(p, Cursor { item: mine, head, ..queue });
+                    let at = Cursor { item: mine, head, ..queue };
+                    let work = Work::read_again(p, at);
                     if work.pieces > 1 {
                         let arrivals = Global::<u32>::new(p.arrivals).add(work.group as u64 + head as u64);
                         is_complete = fetch_add(arrivals, 1) + 1 == work.pieces;
                         if is_complete {
                             arrivals.store(0);
+                            // The acquire has emptied the first-level cache, so the item goes by shared memory.
+                            let [a, b, c] = work.to_words();
+                            let slot = words.add(3 * thread::thread_idx_x());
+                            slot.store(a);
+                            slot.add(1).store(b);
+                            slot.add(2).store(c);
                         }
                     }
                 }
@@ -258,10 +267,10 @@ unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32, const HOPPER: bool>(p
                 let mut i = 0;
                 while i < threads && first + i < queue.item_end {
                     if complete.add(i).load() == 1 {
-                        fold_item::<E, HEAD_DIM, HOPPER>(
-                            p,
-                            &Work::read_again(p, Cursor { item: first + i, head, ..queue }),
-                        );
+                        let slot = words.add(3 * i);
+                        let item = [slot.load(), slot.add(1).load(), slot.add(2).load()];
+                        let at = Cursor { item: first + i, head, ..queue };
+                        fold_item::<E, HEAD_DIM, HOPPER>(p, &Work::from_words(item, at));
                     }
                     i += 1;
                 }
@@ -462,6 +471,20 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
         let work = if at.has_work() { unsafe { Work::read(p, at) } } else { Work::none() };
         let token = work.kv_begin;
         Loader { at, work, token, ready_rows: 0, ready_at: at, ready_first: false, stage: 0, slot: 0, parity: 0 }
+    }
+
+    /// Asks for the first item's page ids, a line of 32 a thread, while the kernel before this one still runs: what
+    /// it writes to them meanwhile is seen all the same, because nothing is read yet.
+    #[inline(always)]
+    fn prefetch_pages(&self, p: &AttendParameters) {
+        if self.at.has_work() {
+            let (first, _) = p.page_size.divide(self.work.kv_begin);
+            let (last, _) = p.page_size.divide(self.work.kv_end.max(1) - 1);
+            let page = first + 32 * thread::thread_idx_x();
+            if page <= last {
+                Global::<u32>::new(p.page_indices).add(self.work.page_begin as u64 + page as u64).prefetch();
+            }
+        }
     }
 
     /// Fills the pipeline: the first `STAGES - 1` tiles on their way, the next one's addresses ready after a barrier.
@@ -682,6 +705,16 @@ impl Work {
             partial_begin: c[2],
             group: c[3],
         }
+    }
+
+    /// The item's words again.
+    #[inline(always)]
+    fn to_words(self) -> [[u32; 4]; 3] {
+        [
+            [self.request, self.query_begin, self.row_begin, self.rows],
+            [self.kv_begin, self.kv_end, self.query_position as u32, self.page_begin],
+            [self.pieces, self.piece, self.partial_begin, self.group],
+        ]
     }
 
     /// Partial state of piece 0 of a row of the tile; the other pieces' follow it.

@@ -4,7 +4,7 @@
 //! addresses, and the regions those addresses lie in. What has memory of its own copies the regions there, moves each
 //! address along (one inside region `r` becomes `copy_of(r) + (address - r.address)`), launches, and copies them back.
 //!
-//! Unsafe: executors take raw addresses, here of memory that fixtures own.
+//! Unsafe: executors take addresses; fixtures own the memory behind them and wait for the launch.
 
 use crate::buffer::{Access, Region};
 use kernels_gpu::abi::manifest::LaunchBounds;

@@ -17,6 +17,7 @@ use oxattn::tensor::CacheRows;
 use oxattn::{Device, Lse2, LseE, PageIndices, PagedCache, Rows, Run};
 use std::cell::OnceCell;
 use std::f32::consts::LN_2;
+use std::rc::Rc;
 
 /// What unused slots hold where they do not hold NaN.
 const LARGE: f32 = 10_000.0;
@@ -254,21 +255,29 @@ impl Fixture {
 
     /// The case on `device`, with room for `tokens` query tokens, at least the case's own.
     pub fn tensors(&self, device: &Device, lse_asked: Lse, tokens: usize) -> Tensors {
+        let allocate = |bytes: usize| device.allocate(bytes.max(16)).unwrap();
+        let inputs = Rc::new(Inputs {
+            q: allocate(2 * self.q_strides.row(tokens, 0)),
+            pool: allocate(self.pool.as_slice::<u8>().len()),
+            page_indices: allocate(4 * self.page_indices.len()),
+        });
+        let tensors = self.tensors_on(inputs, device, lse_asked, tokens);
+        tensors.load(self);
+        tensors
+    }
+
+    fn tensors_on(&self, inputs: Rc<Inputs>, device: &Device, lse_asked: Lse, tokens: usize) -> Tensors {
         let config = &self.case.config;
         let out_strides = self.out_strides();
         let allocate = |bytes: usize| device.allocate(bytes.max(16)).unwrap();
-        let q = allocate(2 * self.q_strides.row(tokens, 0));
-        let pool = allocate(self.pool.as_slice::<u8>().len());
-        let page_indices = allocate(4 * self.page_indices.len());
         let out = allocate(2 * out_strides.row(tokens, 0));
         let lse = allocate(4 * tokens * config.query_heads as usize);
-
         let rows = |address: u64, strides: RowStrides| {
             Rows::contiguous(address, config.dtype, tokens as u64, config.query_heads, config.head_dim)
                 .with_strides(strides.token as i64, strides.head as i64)
         };
         let half = |strides: Strides| {
-            let address = pool.address() + 2 * strides.base as u64;
+            let address = inputs.pool.address() + 2 * strides.base as u64;
             CacheRows::contiguous(address, self.pages as u64, oxattn::Layout::Nhd, config).with_strides(
                 strides.page as i64,
                 strides.token as i64,
@@ -276,10 +285,11 @@ impl Fixture {
             )
         };
         let (lse_address, lse_tokens) = (lse.address(), tokens as u64);
+        let page_indices = PageIndices { address: inputs.page_indices.address(), len: self.page_indices.len() as u64 };
         let run = Run {
-            q: rows(q.address(), self.q_strides),
+            q: rows(inputs.q.address(), self.q_strides),
             cache: PagedCache { k: half(self.k_strides), v: half(self.v_strides) },
-            page_indices: PageIndices { address: page_indices.address(), len: self.page_indices.len() as u64 },
+            page_indices,
             out: rows(out.address() + 2 * out_strides.base as u64, out_strides),
             lse: match lse_asked {
                 Lse::None => None,
@@ -287,9 +297,18 @@ impl Fixture {
                 Lse::E => Some(LseE::contiguous(lse_address, lse_tokens, config.query_heads).into()),
             },
         };
-        let tensors = Tensors { run, lse_asked, q, pool, page_indices, out, lse };
-        tensors.load(self);
+        let tensors = Tensors { run, lse_asked, inputs, out, lse };
+        tensors.clear();
         tensors
+    }
+
+    /// `count` tensors with inputs in common and outputs of their own.
+    pub fn tensors_of_layers(&self, device: &Device, lse_asked: Lse, tokens: usize, count: usize) -> Vec<Tensors> {
+        let mut layers = vec![self.tensors(device, lse_asked, tokens)];
+        while layers.len() < count {
+            layers.push(self.tensors_on(Rc::clone(&layers[0].inputs), device, lse_asked, tokens));
+        }
+        layers
     }
 
     /// Takes the keys and values of the requests' query tokens out of the cache, whose cells become NaN: what an
@@ -449,29 +468,32 @@ pub struct Tensors {
     /// What a run is given.
     pub run: Run,
     lse_asked: Lse,
+    inputs: Rc<Inputs>,
+    out: oxattn::Buffer,
+    lse: oxattn::Buffer,
+}
+
+struct Inputs {
     q: oxattn::Buffer,
     pool: oxattn::Buffer,
     page_indices: oxattn::Buffer,
-    out: oxattn::Buffer,
-    lse: oxattn::Buffer,
 }
 
 impl Tensors {
     /// Copies the inputs of `fixture`, whose rows must lie as those of the fixture they were made for, and clears the
     /// outputs.
     pub fn load(&self, fixture: &Fixture) {
-        self.q.write(0, fixture.q.as_slice()).unwrap();
-        self.pool.write(0, fixture.pool.as_slice()).unwrap();
-        self.page_indices.write(0, bytemuck::cast_slice(&fixture.page_indices)).unwrap();
+        let Inputs { q, pool, page_indices } = &*self.inputs;
+        q.write(0, fixture.q.as_slice()).unwrap();
+        pool.write(0, fixture.pool.as_slice()).unwrap();
+        page_indices.write(0, bytemuck::cast_slice(&fixture.page_indices)).unwrap();
         self.clear();
     }
 
     /// Fills the outputs with 0xff.
     pub fn clear(&self) {
-        // A fill may still be under way when it returns; a copy is not.
-        for buffer in [&self.out, &self.lse] {
-            buffer.write(0, &vec![0xff; buffer.bytes()]).unwrap();
-        }
+        self.out.fill(0xff).unwrap();
+        self.lse.fill(0xff).unwrap();
     }
 
     /// What the device wrote of `fixture`'s rows; it wrote nothing past them.

@@ -3,7 +3,7 @@
 //! [`Session`] plans and runs cases; [`Public`] turns the launches of the merge and append tables back into the calls
 //! that make them, with every region copied to the device and back.
 //!
-//! Unsafe: the library's operators take raw addresses, here of memory that tests own until they have waited.
+//! Unsafe: the operators take addresses; sessions and copies own the memory behind them.
 
 use crate::buffer::{Access, Region};
 use crate::cases::Case;

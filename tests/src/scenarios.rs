@@ -2,7 +2,7 @@
 //!
 //! Letters and numbers name faults found in other libraries' public trackers, as in [`cases`](crate::cases).
 //!
-//! Unsafe: the library's operators take raw addresses, here of memory that tests own until they have waited.
+//! Unsafe: the operators take addresses; each scenario owns the memory behind its own.
 
 #![allow(missing_docs, reason = "a scenario says by its name what it is about")]
 
@@ -174,17 +174,25 @@ pub fn e7_plans_in_quick_succession_do_not_mix(device: &Device) {
     let mut session = Session::new(device, &[&short, &long], SplitMode::Balanced);
     let stream = new_stream(device);
     let fixtures = [Fixture::new(&short), Fixture::new(&long)];
-    let runs: Vec<Tensors> = (0..60).map(|turn| fixtures[turn % 2].tensors(device, Lse::Two, 3)).collect();
-    for (turn, tensors) in runs.iter().enumerate() {
-        let planned = session.plan(&fixtures[turn % 2], stream).unwrap();
-        session.run(&planned, &tensors.run, stream).unwrap();
+    let runs = [0, 1].map(|which| fixtures[which].tensors_of_layers(device, Lse::Two, 3, 30));
+    for (short, long) in runs[0].iter().zip(&runs[1]) {
+        for (fixture, tensors) in fixtures.iter().zip([short, long]) {
+            let planned = session.plan(fixture, stream).unwrap();
+            session.run(&planned, &tensors.run, stream).unwrap();
+        }
     }
     device.synchronize().unwrap();
-    let first = [0, 1].map(|which| runs[which].download(&fixtures[which]));
-    for (turn, tensors) in runs.iter().enumerate() {
-        let (fixture, outputs) = (&fixtures[turn % 2], tensors.download(&fixtures[turn % 2]));
-        check(fixture, &outputs, &format!("turn {turn}"));
-        assert!(outputs.bits() == first[turn % 2].bits(), "turn {turn}");
+    for (fixture, runs) in fixtures.iter().zip(&runs) {
+        all_agree(fixture, runs);
+    }
+}
+
+/// Every one of `runs` is the oracle's answer, and they agree in every bit.
+fn all_agree(fixture: &Fixture, runs: &[Tensors]) {
+    let first = runs[0].download(fixture);
+    check(fixture, &first, "run 0");
+    for (index, run) in runs.iter().enumerate() {
+        assert!(run.download(fixture).bits() == first.bits(), "{}: run {index} differs from run 0", fixture.case.name);
     }
 }
 
@@ -197,7 +205,7 @@ pub fn e8_two_streams_with_two_workspaces_do_not_mix(device: &Device) {
     let mut places = [(); 2].map(|()| (workspace(device, &attention), new_stream(device)));
     let tensors = [0, 1].map(|which| {
         let fixture: &Fixture = &fixtures[which];
-        (0..100).map(|_| fixture.tensors(device, Lse::Two, tokens(&fixture.case))).collect::<Vec<_>>()
+        fixture.tensors_of_layers(device, Lse::Two, tokens(&fixture.case), 100)
     });
     for (first, second) in tensors[0].iter().zip(&tensors[1]) {
         for ((tensors, fixture), ((_, workspace), stream)) in
@@ -210,11 +218,7 @@ pub fn e8_two_streams_with_two_workspaces_do_not_mix(device: &Device) {
     }
     device.synchronize().unwrap();
     for (fixture, tensors) in fixtures.iter().zip(&tensors) {
-        let first = tensors[0].download(fixture);
-        check(fixture, &first, "on its stream");
-        for (turn, tensors) in tensors.iter().enumerate() {
-            assert!(tensors.download(fixture).bits() == first.bits(), "turn {turn}");
-        }
+        all_agree(fixture, tensors);
     }
 }
 
@@ -267,14 +271,12 @@ pub fn a_plan_serves_many_layers(device: &Device) {
     let fixture = Fixture::new(&case);
     let mut session = Session::new(device, &[&case], SplitMode::Balanced);
     let stream = new_stream(device);
-    let layers: Vec<Tensors> = (0..20).map(|_| fixture.tensors(device, Lse::Two, tokens(&case))).collect();
+    let layers = fixture.tensors_of_layers(device, Lse::Two, tokens(&case), 20);
     let planned = session.plan(&fixture, stream).unwrap();
     for layer in &layers {
         session.run(&planned, &layer.run, stream).unwrap();
     }
-    let first = layers[0].download(&fixture);
-    check(&fixture, &first, "layer 0");
-    assert!(layers.iter().all(|layer| layer.download(&fixture).bits() == first.bits()));
+    all_agree(&fixture, &layers);
 }
 
 /// Each layer of a step: append, then attend, with nothing between them but the stream.

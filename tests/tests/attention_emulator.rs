@@ -141,6 +141,21 @@ fn h2_order_and_teams_change_no_bit() {
     }
 }
 
+/// A block counts its pieces in as many at a time as it has threads; here the 135 pieces of its queue are more than
+/// its 128 threads, and the count of an item is spread over both rounds.
+#[test]
+fn a_queue_longer_than_a_block_is_folded_whole() {
+    let config = AttentionConfig::new(16, 1, 64, 16);
+    let case = Case { config, query_lens: vec![45], kv_lens: vec![60], seeds: vec![0], ..paged(16, LAYOUTS[1]) };
+    for family in [Family::Sm80, Family::Sm90a] {
+        let mut fixture = Fixture::new(&case);
+        let mut plan = forced_split(&case, &fixture.page_begin, 3, Teams { teams: 1, blocks: 1, heads_per_block: 1 });
+        assert_eq!((plan.header().items, AttendTile::new(64, family).unwrap().threads()), (135, 128));
+        let outputs = fixture.run(&Emulator::new(family, 1), &mut plan, Lse::Two);
+        fixture.check(&outputs).unwrap();
+    }
+}
+
 #[test]
 fn b10_what_unused_slots_hold_changes_no_bit() {
     let base = Case { query_lens: vec![1, 4, 2], kv_lens: vec![37, 70, 0], ..paged(5, LAYOUTS[3]) };

@@ -1,18 +1,19 @@
-//! Properties of attention over random batches, on the host executor.
+//! Properties of attention over random batches, on the host executor and on the kernels under the emulator.
 
-use kernels_gpu::abi::tile::Teams;
+use kernels_gpu::abi::tile::{ATTEND_HEAD_DIMS, AttendTile, Family, Teams};
 use oxattn::config::{AttentionConfig, DType};
 use oxattn::{SplitMode, Target};
 use oxattn_tests::cases::{Case, Pages, Unused, Values, paged};
-use oxattn_tests::executors::Cpu;
+use oxattn_tests::executors::{Cpu, Emulator};
 use oxattn_tests::fixture::{Fixture, Lse};
 use oxattn_tests::layout::LAYOUTS;
 use oxattn_tests::plans::{forced_split, planned};
 use proptest::prelude::*;
 
-fn batches() -> impl Strategy<Value = Case> {
-    let lens = prop::collection::vec((0u32..20, 0u32..300), 0..6);
-    let shape = (1u32..12, 1u32..4, prop::sample::select(vec![64, 80]), 1u32..70);
+/// Up to `requests` requests of fewer than `query_lens` tokens and `kv_lens` keys.
+fn batches(requests: usize, query_lens: u32, kv_lens: u32, head_dims: &[u32]) -> impl Strategy<Value = Case> + use<> {
+    let lens = prop::collection::vec((0..query_lens, 0..kv_lens), 0..=requests);
+    let shape = (1u32..12, 1u32..4, prop::sample::select(head_dims.to_vec()), 1u32..70);
     (lens, shape, 0..LAYOUTS.len(), any::<(bool, bool)>()).prop_map(|(lens, shape, layout, (causal, f16))| {
         let (group, kv_heads, head_dim, page_size) = shape;
         let config = AttentionConfig::new(group * kv_heads, kv_heads, head_dim, page_size);
@@ -43,13 +44,33 @@ proptest! {
 
     #[test]
     fn any_plan_of_any_batch_is_the_oracle_s_answer(
-        case in batches(), mode in modes(), blocks in 1u32..300, tile in 1u32..9, pieces in 1u32..9,
+        case in batches(5, 20, 300, &[64, 80]), mode in modes(), blocks in 1u32..300, tile in 1u32..9, pieces in 1u32..9,
     ) {
         let mut fixture = Fixture::new(&case);
         let target = Target::new(blocks, 16 * tile);
         let by_hand = forced_split(&case, &fixture.page_begin, pieces, Teams::new(case.config.kv_heads, blocks));
         for mut plan in [planned(&case, &fixture.page_begin, target, mode), by_hand] {
             let outputs = fixture.run(&Cpu, &mut plan, Lse::E);
+            prop_assert_eq!(fixture.check(&outputs), Ok(()));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_plan_of_any_batch_makes_a_kernel_break_a_rule(
+        case in batches(4, 7, 200, &ATTEND_HEAD_DIMS), mode in modes(), blocks in 1u32..20, pieces in 1u32..9,
+        seed: u64, hopper: bool,
+    ) {
+        let family = if hopper { Family::Sm90a } else { Family::Sm80 };
+        let tile = AttendTile::new(case.config.head_dim, family).unwrap();
+        let mut fixture = Fixture::new(&case);
+        let target = Target::new(blocks, tile.tile_tokens());
+        let by_hand = forced_split(&case, &fixture.page_begin, pieces, target.teams(case.config.kv_heads));
+        for mut plan in [planned(&case, &fixture.page_begin, target, mode), by_hand] {
+            let outputs = fixture.run(&Emulator::new(family, seed), &mut plan, Lse::E);
             prop_assert_eq!(fixture.check(&outputs), Ok(()));
         }
     }

@@ -1,6 +1,6 @@
 //! `plan` runs between an engine's steps: once made, an attention plans without asking for memory.
 //!
-//! Unsafe: an allocator that counts.
+//! Unsafe: a global allocator, which hands everything to the system's.
 
 use oxattn::{Device, SplitMode, Stream};
 use oxattn_tests::cases::{Case, among_others};

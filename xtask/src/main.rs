@@ -1,11 +1,13 @@
 //! The project's own verbs, one module each.
 //!
 //! [`ptx`] builds the kernels into the bundle and proves it fresh, [`tidy`] checks format, lints and the house
-//! rules, [`gather`] collects what a machine without cargo needs. `cargo xtask <verb> --help` lists the options.
+//! rules, [`gather`] collects what a machine without cargo needs, [`report`] writes up the records of the GPU suite.
+//! `cargo xtask <verb> --help` lists the options.
 
 mod command;
 mod gather;
 mod ptx;
+mod report;
 mod tidy;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -28,6 +30,8 @@ enum Verb {
     Tidy,
     /// Collect release binaries of the tests, the benches and the command line into carry/.
     Gather,
+    /// Write the picture and the tables of the GPU suite's records.
+    Report(report::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -46,6 +50,7 @@ fn run(arguments: Arguments) -> Result<()> {
         Verb::Ptx(arguments) => ptx::run(&root, &arguments),
         Verb::Tidy => tidy::run(&root),
         Verb::Gather => gather::run(&root),
+        Verb::Report(arguments) => report::run(&arguments),
     }
 }
 

@@ -148,6 +148,9 @@ pub fn dynamic_shared_base() -> u32 {
     super::shared::BASE
 }
 
+/// A hint: the emulator has no caches.
+pub fn prefetch_global(_address: u64) {}
+
 #[inline]
 #[track_caller]
 pub unsafe fn load_shared<T: Word>(address: u32) -> T {

@@ -48,6 +48,15 @@ impl<T> Global<T> {
     }
 }
 
+impl<T> Global<T> {
+    /// Asks for the 128-byte line of the address to be brought into the L2 cache. Nothing is read, so nothing need be
+    /// ordered; a line that is not there is no error.
+    #[inline(always)]
+    pub fn prefetch(self) {
+        body::prefetch_global(self.0)
+    }
+}
+
 impl<T: Word> Global<T> {
     /// Reads the element (`ld.global`).
     ///

@@ -347,6 +347,12 @@ pub unsafe fn store_global<T: Word>(address: u64, value: T) {
 }
 
 #[inline(always)]
+pub fn prefetch_global(address: u64) {
+    // SAFETY: a hint, which reads nothing and faults on no address.
+    unsafe { asm!("prefetch.global.L2 [{0}];", in(reg64) address, options(nostack)) }
+}
+
+#[inline(always)]
 pub unsafe fn atomic_fetch_add(address: u64, value: u32) -> u32 {
     let r: u32;
     // SAFETY: a live, aligned global address, by the face's contract.
