@@ -93,7 +93,7 @@ impl Device {
         }
     }
 
-    /// What the planner needs to know: how many queues to fill, and how many keys a tile holds.
+    /// What the planner needs to know: how many blocks run at once, and how many keys a tile holds.
     pub(crate) fn target(&self, head_dim: u32) -> Target {
         match &*self.0 {
             // Four blocks a thread even out threads of different speed.
