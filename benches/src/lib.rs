@@ -1,1 +1,4 @@
-//! benches
+//! Measurements of the host code and of the GPU.
+//!
+//! `benches/` times the planner with criterion. `definitions/serving.jsonl` holds the cases of the GPU suite, which
+//! `oxattn bench` runs, and `record/` what they took, by date and card.

@@ -8,12 +8,10 @@
 
 use std::sync::Arc;
 
-use kernels_gpu::abi::tile::{AttendTile, Family};
-
 use crate::Error;
 #[cfg(feature = "cuda")]
 use crate::launch::Cuda;
-use crate::plan::{Target, WARP_TOKENS};
+use crate::plan::Target;
 
 /// An executor. Clones share it.
 #[derive(Clone, Debug)]
@@ -93,14 +91,20 @@ impl Device {
         }
     }
 
-    /// What the planner needs to know: how many queues to fill, and how many keys a tile holds.
+    /// What the planner needs to know: how many blocks run at once, and how many keys a tile holds.
     pub(crate) fn target(&self, head_dim: u32) -> Target {
         match &*self.0 {
             // Four blocks a thread even out threads of different speed.
             #[cfg(feature = "cpu")]
-            Executor::Cpu => Target::new(4 * rayon::current_num_threads() as u32, WARP_TOKENS),
+            Executor::Cpu => {
+                let _ = head_dim;
+                Target::new(4 * rayon::current_num_threads() as u32, crate::plan::WARP_TOKENS)
+            }
             #[cfg(feature = "cuda")]
-            Executor::Cuda(cuda) => Target::for_tile(cuda.properties().multiprocessors, tile(head_dim, cuda.family())),
+            Executor::Cuda(cuda) => {
+                let tile = kernels_gpu::abi::tile::AttendTile::new(head_dim, cuda.family());
+                Target::for_tile(cuda.properties().multiprocessors, tile.expect("validated head dims have a tile"))
+            }
         }
     }
 
@@ -139,11 +143,6 @@ impl Device {
         buffer.write(0, bytes)?;
         Ok(buffer)
     }
-}
-
-/// The tile of a head dim the configuration has accepted.
-fn tile(head_dim: u32, family: Family) -> AttendTile {
-    AttendTile::new(head_dim, family).expect("validated head dims have a tile")
 }
 
 /// Memory of a device, freed on drop.

@@ -19,9 +19,11 @@ pub enum Error {
     #[error(transparent)]
     Workspace(#[from] crate::workspace::WorkspaceError),
     /// A tensor or plan given to `run` does not fit.
+    #[cfg(any(feature = "cpu", feature = "cuda"))]
     #[error(transparent)]
     Argument(#[from] crate::tensor::ArgumentError),
     /// The host has no such block of memory; a GPU says so as a driver's error.
+    #[cfg(feature = "cpu")]
     #[error("{bytes} bytes of host memory are needed; the system has no such block")]
     OutOfMemory {
         /// Bytes asked for.

@@ -3,28 +3,43 @@
 //! In the order the data moves: [`page_table`] says which tokens live in which pages, [`plan`] which query rows meet
 //! which keys on which block, [`attention`] uploads the plan and runs it for every layer on a [`Device`], and
 //! [`operators`] append to the cache and merge states. [`oracle`] is what all of it is measured against.
+//!
+//! Features: `cpu` and `cuda` are the two executors, both on by default; with neither there is only the planning.
+
+#[cfg(any(feature = "cpu", feature = "cuda"))]
 pub mod attention;
 pub mod config;
 #[cfg(feature = "cpu")]
 pub mod cpu;
+#[cfg(any(feature = "cpu", feature = "cuda"))]
 pub mod device;
 #[cfg(feature = "cuda")]
 pub mod driver;
 mod error;
 #[cfg(feature = "cuda")]
 pub mod launch;
+#[cfg(any(feature = "cpu", feature = "cuda"))]
 pub mod operators;
 pub mod oracle;
 pub mod page_table;
 pub mod plan;
+#[cfg(any(feature = "cpu", feature = "cuda"))]
 pub mod tensor;
 pub mod workspace;
 
+#[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use attention::{Attention, Planned, Run, Workspace};
 pub use config::{AttentionConfig, ConfigError, DType};
+#[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use device::{Buffer, Device, Stream};
 pub use error::Error;
 pub use page_table::{Indices, PageTable, PageTableError, QueryLengths};
 pub use plan::{Balance, Explain, Limits, Plan, PlanError, Planner, SplitMode, Target};
+#[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use tensor::{ArgumentError, Layout, Lse2, LseE, PageIndices, PagedCache, Rows};
 pub use workspace::{WorkspaceError, WorkspaceLayout};
+
+/// The examples of the README, compiled and run with the crate's own.
+#[cfg(all(doctest, feature = "cpu"))]
+#[doc = include_str!("../../README.md")]
+pub struct Readme;

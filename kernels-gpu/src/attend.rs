@@ -1,8 +1,9 @@
 //! Attention over a paged cache: each team of blocks walks its queue of work items, a block for its own KV heads.
 //!
-//! In: the plan's items, queries, page ids, K and V. Out: output rows and LSE. Pieces of split items
-//! leave partial states, which the block that finishes the last piece folds. Invariant: at the top of an iteration the tile to compute and `STAGES - 2` younger ones
-//! are on their way or there, whichever items and heads they belong to; the pipeline never drains between items.
+//! In: the plan's items, queries, page ids, K and V. Out: output rows and LSE. Pieces of split items leave partial
+//! states, which the block that finishes the last piece folds. Invariant: at the top of an iteration the tile to
+//! compute and `STAGES - 2` younger ones are on their way or there, whichever items and heads they belong to; the
+//! pipeline never drains between items.
 //!
 //! A tile is `16 * KV_WARPS` keys and values. Each warp takes 16 of the keys and keeps its own softmax over them;
 //! at the end of an item the warps' states are folded through the stage just consumed. FlashAttention-2 (Dao,

@@ -1,9 +1,10 @@
 //! oxattn's device code, in the order the data moves.
 //!
 //! [`abi`] is what host and device both see: the plan image, the kernels' parameters and their manifest. The
-//! kernels follow: `attend` walks a queue of work items and writes outputs or partial states, `merge` folds
-//! partial states, `append` writes the cache. The crate compiles to PTX with the nightly compiler (`cargo xtask
-//! ptx`) and, with the feature `emulator`, to ordinary host code that runs under [`simt`]'s emulator.
+//! kernels follow: `attend` walks a queue of work items, writes outputs, and folds the partial states of what was
+//! split; `merge` folds states that a caller brings, `append` writes the cache. The crate compiles to PTX with the
+//! nightly compiler (`cargo xtask ptx`) and, with the feature `emulator`, to ordinary host code that runs under
+//! [`simt`]'s emulator.
 #![cfg_attr(target_arch = "nvptx64", no_std, feature(abi_ptx, stdarch_nvptx), allow(improper_ctypes_definitions))]
 
 pub mod abi;

@@ -50,6 +50,7 @@ macro_rules! device_tests {
             plans_that_do_not_match_are_refused,
             configurations_no_kernel_runs_are_refused,
             merges_and_appends_that_do_not_match_are_refused,
+            more_memory_than_there_is_is_refused,
         );
     };
     ($device:expr; $($name:ident),* $(,)?) => {
@@ -537,6 +538,17 @@ pub fn configurations_no_kernel_runs_are_refused(device: &Device) {
     }
     let zero = SplitMode::FixedSplit { tokens: 0 };
     refused(Attention::new(device, config, zero, limits), "FixedSplit tokens is 0; it must be at least 1");
+}
+
+pub fn more_memory_than_there_is_is_refused(device: &Device) {
+    // The first is as much as an allocation may be, and past it with its alignment; no address space holds the second.
+    for bytes in [isize::MAX as usize, 1 << 62] {
+        let refusal = device.allocate(bytes).map(|memory| memory.address()).unwrap_err();
+        if device.is_cpu() {
+            assert!(matches!(refusal, oxattn::Error::OutOfMemory { bytes: got } if got == bytes as u64), "{refusal}");
+        }
+    }
+    device.upload(&[1u8]).unwrap();
 }
 
 pub fn merges_and_appends_that_do_not_match_are_refused(device: &Device) {

@@ -1,7 +1,7 @@
 //! Draws a schedule: one lane a team of blocks, one box a work item, in the order they run.
 //!
 //! In: the lanes, in tiles of KV. Out: an SVG document 1000 px wide. A request keeps its colour in every lane; an item
-//! that holds only a part of its rows' keys is hatched, since its result has to be merged with others. After each item
+//! that holds only a part of its rows' keys is hatched, since its result has to be folded with others. After each item
 //! comes a blank as long as what an item costs besides its tiles, so that lengths are the planner's own loads. Two
 //! lines mark the fair share, which is the mean load, and the makespan, which is the largest.
 
@@ -71,7 +71,7 @@ pub fn schedule(lanes: &[Vec<Block>], caption: &Caption) -> String {
         svg.text(x, bottom + 20.0, 12.0, Anchor::Middle, FAINT, &thousands(tick));
     }
     let axis = format!(
-        "load of a queue in tiles of {} keys; an item costs {} more than its tiles",
+        "load of a team's queue in tiles of {} keys; an item costs {} more than its tiles",
         caption.tile_tokens, caption.item_cost_tiles
     );
     svg.text(LEFT, bottom + 38.0, 12.0, Anchor::Start, FAINT, &axis);
@@ -109,7 +109,7 @@ pub fn schedule(lanes: &[Vec<Block>], caption: &Caption) -> String {
         let y = TOP + (lane as f64 + 0.5) * lane_height + 4.0;
         svg.text(LEFT - 8.0, y, 11.0, Anchor::End, FAINT, &lane.to_string());
     }
-    svg.text(LEFT - 8.0, TOP - 8.0, 11.0, Anchor::End, FAINT, "queue");
+    svg.text(LEFT - 8.0, TOP - 8.0, 11.0, Anchor::End, FAINT, "team");
 
     let fair_x = x_of(fair_share);
     let end_x = x_of(makespan as f64);

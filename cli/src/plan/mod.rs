@@ -27,7 +27,7 @@ pub struct Arguments {
     /// Query tokens of each request.
     #[arg(long, default_value_t = 1)]
     query_len: u32,
-    /// Queues, one a block of the attend kernel; by default as many as 132 multiprocessors hold.
+    /// Blocks of the attend kernel that run at once; by default as many as 132 multiprocessors hold.
     #[arg(long)]
     blocks: Option<u32>,
     #[command(flatten)]
@@ -144,7 +144,7 @@ fn picture(plan: &Plan, kv_lens: &[u32]) -> String {
         explain.teams.blocks
     );
     let subtitle = format!(
-        "{}: {} of {} units cut, queues {:.1} % busy; a colour is a request, hatching a part of one that is merged",
+        "{}: {} of {} row tiles cut, teams {:.1} % busy; a colour is a request, hatching a piece of a cut row tile",
         arguments::split_mode_name(plan.mode()),
         thousands(explain.cut_units),
         thousands(explain.units),

@@ -50,15 +50,15 @@ impl AttendTile {
     pub const fn new(head_dim: u32, family: Family) -> Option<AttendTile> {
         let hopper = matches!(family, Family::Sm90a);
         let (kv_warps, output_warps, stages, blocks_per_multiprocessor) = match head_dim {
-            // 128 threads at 4 blocks have 128 registers each: enough for a 64-wide accumulator.
+            // Three blocks of 57 KiB on Hopper; a fourth would need 2 KiB more than the 228 of a multiprocessor.
             64 => (4, 1, 3, if hopper { 3 } else { 1 }),
-            // 3 stages of 36 KiB twice are 222 of Hopper's 227 KiB; 2 stages are 74 KiB, under Ada's 99.
+            // 3 stages of 36 KiB twice are 221 of Hopper's 227 KiB; 2 stages are 74 KiB, under Ada's 99.
             80 | 96 | 112 | 128 => (4, 1, if hopper { 3 } else { 2 }, if hopper { 2 } else { 1 }),
             // One block of 8 warps: the same bytes in flight as two of the row above. Half-height tiles on
             // smaller parts.
             160 | 192 | 224 | 256 if hopper => (4, 2, 3, 1),
             160 | 192 | 224 | 256 => (2, 2, 2, 1),
-            // 80 KiB a stage; 40 KiB with a tile of 16 tokens.
+            // 80 KiB a stage; 48 KiB with a tile of 16 tokens.
             512 if hopper => (2, 4, 2, 1),
             512 => (1, 4, 2, 1),
             _ => return None,

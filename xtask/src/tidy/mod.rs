@@ -14,10 +14,15 @@ use crate::command::{capture, cargo, show};
 pub fn run(root: &Path) -> Result<()> {
     let mut doc = cargo(root);
     doc.args(["doc", "--quiet", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-Dwarnings");
+    let lint = |of: &[&str]| show(cargo(root).args(["clippy", "--quiet"]).args(of).args(["--", "-Dwarnings"]));
     let checks = [
         house_rules(root),
         show(cargo(root).args(["fmt", "--all", "--", "--check"])),
-        show(cargo(root).args(["clippy", "--quiet", "--workspace", "--all-targets", "--", "-Dwarnings"])),
+        lint(&["--workspace", "--all-targets"]),
+        // The library as an engine takes it: planning alone, and with each executor.
+        lint(&["-p", "oxattn", "--no-default-features"]),
+        lint(&["-p", "oxattn", "--no-default-features", "--features", "cpu"]),
+        lint(&["-p", "oxattn", "--no-default-features", "--features", "cuda"]),
         show(&mut doc),
     ];
     let failures: Vec<String> = checks.into_iter().filter_map(Result::err).map(|error| format!("{error:#}")).collect();
