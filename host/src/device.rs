@@ -8,6 +8,10 @@
 
 use std::sync::Arc;
 
+use kernels_gpu::abi::tile::AttendTile;
+#[cfg(feature = "cpu")]
+use kernels_gpu::abi::tile::Family;
+
 use crate::Error;
 #[cfg(feature = "cuda")]
 use crate::launch::Cuda;
@@ -91,20 +95,17 @@ impl Device {
         }
     }
 
-    /// What the planner needs to know: how many blocks run at once, and how many keys a tile holds.
+    /// What the planner needs to know: how many blocks run at once, and how many keys a tile holds. The configuration
+    /// has accepted the head dim.
     pub(crate) fn target(&self, head_dim: u32) -> Target {
+        let tile = |family| AttendTile::new(head_dim, family).expect("validated head dims have a tile");
         match &*self.0 {
-            // Four blocks a thread even out threads of different speed.
+            // Four blocks a thread even out threads of different speed. Tiles as on Hopper, so that a plan made without
+            // a GPU shows the cuts one would get.
             #[cfg(feature = "cpu")]
-            Executor::Cpu => {
-                let _ = head_dim;
-                Target::new(4 * rayon::current_num_threads() as u32, crate::plan::WARP_TOKENS)
-            }
+            Executor::Cpu => Target::new(4 * rayon::current_num_threads() as u32, tile(Family::Sm90a).tile_tokens()),
             #[cfg(feature = "cuda")]
-            Executor::Cuda(cuda) => {
-                let tile = kernels_gpu::abi::tile::AttendTile::new(head_dim, cuda.family());
-                Target::for_tile(cuda.properties().multiprocessors, tile.expect("validated head dims have a tile"))
-            }
+            Executor::Cuda(cuda) => Target::for_tile(cuda.properties().multiprocessors, tile(cuda.family())),
         }
     }
 

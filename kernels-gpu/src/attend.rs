@@ -313,7 +313,7 @@ unsafe fn fold_item<E: Element + Values, const HEAD_DIM: u32, const HOPPER: bool
 /// Key fragments a warp asks for at once, at most: 32 registers.
 const BATCH: usize = 8;
 /// Batches of the widest head.
-const MOST_BATCHES: usize = 16;
+const MOST_BATCHES: usize = 8;
 
 /// The next place in a ring of `stages` places.
 #[inline(always)]
@@ -367,13 +367,9 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Shape<HEAD_DIM, HOPPER> {
     /// Rounds in which the block's threads copy a tile of K (and of V), a piece each.
     const ROUNDS: usize = (Self::TILE.tile_tokens() * Self::CHUNKS / Self::TILE.threads()) as usize;
 
-    /// First step of a batch of key fragments, and how many: fewer where queries are read again.
+    /// First step of a batch of key fragments, and how many: half as many where queries are read again.
     const fn steps_of_batch(batch: usize) -> (usize, usize) {
-        let size = match HEAD_DIM {
-            _ if Self::RESIDENT_QUERIES => BATCH,
-            256 => BATCH / 2,
-            _ => BATCH / 4,
-        };
+        let size = if Self::RESIDENT_QUERIES { BATCH } else { BATCH / 2 };
         let steps = (HEAD_DIM / 16) as usize;
         let first = batch * size;
         (

@@ -28,10 +28,16 @@ fn the_long_request_of_a_skewed_batch_is_cut_and_drawn_as_such() {
     assert!(balanced.contains("64 requests, 132,256 keys, 32/8 heads of 128: "));
     assert!(balanced.contains(" items for 33 teams of 8 blocks"));
     assert!(balanced.contains("<title>split: "));
-    // 100,000 keys are 6250 tiles of 16, and an item costs 4.
+    // 100,000 keys are 1563 tiles of 64, 512 are 8, and an item costs 1 more: 1564 + 63 * 9 = 2131 tiles for 33 teams.
+    // No schedule ends before tile 65, and the planner's at most 3 after the mean of 64.6.
+    let (_, makespan) = balanced.split_once("makespan ").unwrap();
+    let makespan: u32 = makespan.split_once('<').unwrap().0.parse().unwrap();
+    assert!((65..=67).contains(&makespan), "{makespan}");
+    // Uncut, one team reads the long request.
     let unsplit = drawn("--kv-lens 512x63,100000 --mode unsplit");
     assert!(unsplit.contains("64 items for 33 teams of 8 blocks"));
-    assert!(unsplit.contains("makespan 6,254<"));
+    assert!(unsplit.contains("unsplit: 0 of 64 row tiles cut, "));
+    assert!(unsplit.contains("makespan 1,564<"));
     assert!(!unsplit.contains("<title>split: "));
 }
 

@@ -7,20 +7,20 @@
 //! are free, but cuts at nearly every queue. Together they cut the few units that must be.
 //!
 //! The share starts at the mean and grows until everything fits. A cut fills its queue to the share, so there are at
-//! most as many cuts as queues. Where something is left over, no queue has room for a piece: each is within 4 tiles of
-//! the share. So the share ends at most 8 tiles past the mean of the uncut units, four of them for the cuts, and
-//! what [`Loads`] rounds.
+//! most as many cuts as queues. Where something is left over, no queue has room for a piece: each is within 2 tiles of
+//! the share. So the share ends at most 3 tiles past the mean of the uncut units, one of them for the cuts, and what
+//! [`Loads`] rounds.
 
 use super::batch::Batch;
 use super::loads::Loads;
 use super::queues::Piece;
 
-/// Fixed cost of an item in tiles: 64 keys. The kernel's pipeline does not drain between items; what remains is the
-/// fold of the warps' states and the output row, with two barriers.
-pub const ITEM_COST_TILES: u64 = 4;
+/// Fixed cost of an item in tiles. The kernel's pipeline does not drain between items; what remains is the fold of
+/// the warps' states and the output row, with two barriers.
+pub const ITEM_COST_TILES: u64 = 1;
 
-/// Shortest piece a unit is cut into, in tiles: 64 keys. Below it the partial states cost more than the balance gains.
-pub const MIN_PIECE_TILES: u32 = 4;
+/// Shortest piece a unit is cut into, in tiles: below it the partial states cost more than the balance gains.
+pub const MIN_PIECE_TILES: u32 = 2;
 
 /// Nothing is cut, and nothing need be folded, where dealing alone keeps every queue within 1/25 of its share.
 const UNCUT_SLACK: u64 = 25;

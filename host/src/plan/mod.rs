@@ -35,16 +35,13 @@ use loads::Loads;
 use queues::Piece;
 use spread::PieceRule;
 
-/// Keys of a planning tile for the attend kernel: what one of its warps takes of a tile.
-pub const WARP_TOKENS: u32 = 16;
-
 /// What the plan is for: how many blocks work at once, and in what steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Target {
     /// Blocks of the attend kernel that run at once: multiprocessors times blocks per multiprocessor.
     pub blocks: u32,
-    /// Keys of a planning tile; cuts fall on multiples of it.
+    /// Keys of a tile, the step in which the kernel walks a range; cuts fall on multiples of it.
     pub tile_tokens: u32,
 }
 
@@ -59,11 +56,12 @@ impl Target {
         Teams::new(kv_heads, self.blocks)
     }
 
-    /// The attend kernel of `tile` on a device with `multiprocessors`. A planning tile is the [`WARP_TOKENS`] keys that
-    /// one warp takes of the kernel's tile: the kernel reads no key past an item's last, so finer cuts than its own
-    /// tile balance better, by 1 to 3% for small batches, and cost nothing.
+    /// The attend kernel of `tile` on a device with `multiprocessors`.
     pub const fn for_tile(multiprocessors: u32, tile: AttendTile) -> Target {
-        Target { blocks: multiprocessors.saturating_mul(tile.blocks_per_multiprocessor), tile_tokens: WARP_TOKENS }
+        Target {
+            blocks: multiprocessors.saturating_mul(tile.blocks_per_multiprocessor),
+            tile_tokens: tile.tile_tokens(),
+        }
     }
 }
 

@@ -33,7 +33,7 @@ const CEILING: &str = "stroke=\"#222222\" stroke-width=\"1.2\" stroke-dasharray=
 pub fn decode(ours: &Record, peers: &[Record]) -> String {
     let cases: Vec<Comparison> = compare(ours, peers, &["decode", "replay"])
         .into_iter()
-        .filter(|case| case.ours.us.is_some() && !case.ours.case.contains("fp8"))
+        .filter(|case| case.ours.us.is_some() && !case.label().contains("fp8"))
         .collect();
     let ceiling = read_ceiling(ours);
     let most = cases.iter().flat_map(rates).chain(ceiling).fold(1.0, f64::max);
@@ -112,7 +112,7 @@ fn legend(svg: &mut Svg, ours: &Record, ceiling: Option<f64>) {
 
 /// A case: its name, its two bars, and where a contiguous cache would be. `y` is the top of the upper bar.
 fn pair(svg: &mut Svg, scale: &Scale, y: f64, case: &Comparison) {
-    svg.text([LEFT - 10.0, y + BAR + 4.0], 11, Anchor::End, INK, &case.ours.case);
+    svg.text([LEFT - 10.0, y + BAR + 4.0], 11, Anchor::End, INK, &case.label());
     let marker = case.contiguous.and_then(|row| row.gbps).map(|gbps| scale.x(gbps));
     let mut bar = |row: &Row, y: f64, fill: &str, inside: &str, name: &str| {
         let Some(gbps) = row.gbps else { return };

@@ -51,6 +51,14 @@ impl<'a> Comparison<'a> {
         self.peers.first().copied()
     }
 
+    /// The case, and in brackets how ours was run where that is not the usual way, such as `unsplit`.
+    pub fn label(&self) -> String {
+        match self.ours.peer.strip_prefix("oxattn-") {
+            Some(way) => format!("{} ({way})", self.ours.case),
+            None => self.ours.case.clone(),
+        }
+    }
+
     /// How many of our calls fit into the best peer's: above 1, we are faster.
     pub fn ratio(&self) -> Option<f64> {
         Some(self.best()?.us? / self.ours.us?)

@@ -60,7 +60,7 @@ fn work(page: &mut String, title: &str, cases: &[Comparison]) {
         row(
             page,
             &[
-                case.ours.case.clone(),
+                case.label().clone(),
                 microseconds(case.ours.us),
                 microseconds(best.and_then(|row| row.us)),
                 best.map_or_else(dash, |row| row.peer.clone()),
@@ -86,7 +86,7 @@ fn plans(page: &mut String, cases: &[Comparison]) {
         row(
             page,
             &[
-                case.ours.case.clone(),
+                case.label().clone(),
                 microseconds(case.ours.us),
                 microseconds(best.and_then(|row| row.us)),
                 best.map_or_else(dash, |row| row.peer.clone()),
