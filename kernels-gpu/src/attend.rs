@@ -282,7 +282,8 @@ unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32, const HOPPER: bool>(p
     }
 }
 
-/// Partial states a warp has in flight: two rounds fold the 33 pieces of a request alone on 132 multiprocessors.
+/// Partial states of a round of the fold. The next round's are asked for before this one's are used, so the 33 pieces
+/// of a request alone on 132 multiprocessors wait for memory about twice.
 const FOLDED_AT_ONCE: usize = 16;
 
 /// Folds the partial states of an item's rows, a warp a row.

@@ -1,9 +1,9 @@
 //! The tables through the library's own operators, on any device: what users call.
 //!
-//! [`Session`] plans and runs cases; [`Public`] turns the launches of the merge and append tables back into the calls
+//! [`Setup`] plans and runs cases; [`Public`] turns the launches of the merge and append tables back into the calls
 //! that make them, with every region copied to the device and back.
 //!
-//! Unsafe: the operators take addresses; sessions and copies own the memory behind them.
+//! Unsafe: the operators take addresses; setups and copies own the memory behind them.
 
 use crate::buffer::{Access, Region};
 use crate::cases::Case;
@@ -23,7 +23,7 @@ use oxattn::{
 };
 
 /// An attention with a workspace, which held 0xff before the first plan.
-pub struct Session {
+pub struct Setup {
     /// The attention.
     pub attention: Attention,
     /// Its workspace.
@@ -31,20 +31,20 @@ pub struct Session {
     memory: Buffer,
 }
 
-impl Session {
+impl Setup {
     /// One with room for any of `cases`, which share a configuration.
-    pub fn new(device: &Device, cases: &[&Case], mode: SplitMode) -> Session {
-        Session::of(device, Attention::new(device, cases[0].config, mode, limits_for(cases)).unwrap())
+    pub fn new(device: &Device, cases: &[&Case], mode: SplitMode) -> Setup {
+        Setup::of(device, Attention::new(device, cases[0].config, mode, limits_for(cases)).unwrap())
     }
 
     /// The same whose runs may be captured.
-    pub fn for_graphs(device: &Device, cases: &[&Case], mode: SplitMode) -> Session {
-        Session::of(device, Attention::for_graphs(device, cases[0].config, mode, limits_for(cases)).unwrap())
+    pub fn for_graphs(device: &Device, cases: &[&Case], mode: SplitMode) -> Setup {
+        Setup::of(device, Attention::for_graphs(device, cases[0].config, mode, limits_for(cases)).unwrap())
     }
 
-    fn of(device: &Device, attention: Attention) -> Session {
+    fn of(device: &Device, attention: Attention) -> Setup {
         let (memory, workspace) = workspace(device, &attention);
-        Session { attention, workspace, memory }
+        Setup { attention, workspace, memory }
     }
 
     /// Plans a case.
@@ -93,11 +93,11 @@ pub fn plan(
     attention.plan(&table, QueryLengths::indptr(&query_begin)?, workspace, stream)
 }
 
-/// Runs one case with a session of its own.
+/// Runs one case with a setup of its own.
 pub fn run_alone(device: &Device, fixture: &Fixture, mode: SplitMode, lse: Lse) -> Outputs {
     let tokens = *fixture.case.query_begin().last().unwrap() as usize;
     let tensors = fixture.tensors(device, lse, tokens);
-    Session::new(device, &[&fixture.case], mode).outputs(fixture, &tensors, Stream::default())
+    Setup::new(device, &[&fixture.case], mode).outputs(fixture, &tensors, Stream::default())
 }
 
 /// The public operators on a device.

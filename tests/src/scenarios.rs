@@ -11,7 +11,7 @@ use crate::fixture::{Fixture, Lse, Outputs, Tensors};
 use crate::layout::{LAYOUTS, Layout};
 use crate::new_tokens::append_cases;
 use crate::plans::limits_for;
-use crate::public_api::{Public, Session, plan, run_alone, workspace};
+use crate::public_api::{Public, Setup, plan, run_alone, workspace};
 use crate::states::merge_cases;
 use oxattn::config::{AttentionConfig, DType};
 use oxattn::operators::{Append, Destination, State, append, merge_state};
@@ -135,11 +135,11 @@ pub fn every_append_writes_its_cells_and_nothing_else(device: &Device) {
 /// E1, E4: what a workspace held before a plan, be it 0xff or a larger plan, is not run.
 pub fn e1_a_plan_over_another_runs_alone(device: &Device) {
     let (long, short) = (among_others(32, 5), among_others(2, 0));
-    let mut session = Session::new(device, &[&long, &short], SplitMode::Balanced);
+    let mut setup = Setup::new(device, &[&long, &short], SplitMode::Balanced);
     for case in [&long, &short, &long] {
         let fixture = Fixture::new(case);
         let tensors = fixture.tensors(device, Lse::Two, tokens(case));
-        check(&fixture, &session.outputs(&fixture, &tensors, Stream::default()), "over another plan");
+        check(&fixture, &setup.outputs(&fixture, &tensors, Stream::default()), "over another plan");
     }
 }
 
@@ -159,27 +159,27 @@ pub fn short_and_long() -> [Case; 2] {
 pub fn e1_graphs_have_room_for_the_largest_batch(device: &Device) {
     let [short, long] = short_and_long();
     let wide = Case { query_lens: vec![3, 4], ..long.clone() };
-    let mut session = Session::for_graphs(device, &[&short, &long, &wide], SplitMode::Balanced);
+    let mut setup = Setup::for_graphs(device, &[&short, &long, &wide], SplitMode::Balanced);
     let fixture = Fixture::new(&long);
     let tensors = fixture.tensors(device, Lse::E, 7);
-    check(&fixture, &session.outputs(&fixture, &tensors, Stream::default()), "with room for 7 tokens");
+    check(&fixture, &setup.outputs(&fixture, &tensors, Stream::default()), "with room for 7 tokens");
     let tight = fixture.tensors(device, Lse::E, 3);
-    let planned = session.plan(&fixture, Stream::default()).unwrap();
-    refused(session.run(&planned, &tight.run, Stream::default()), "lse.tokens is 3; this call needs 7");
+    let planned = setup.plan(&fixture, Stream::default()).unwrap();
+    refused(setup.run(&planned, &tight.run, Stream::default()), "lse.tokens is 3; this call needs 7");
 }
 
 /// E7: eight uploads may be on their way; the ninth waits for the first. Nothing waits for anything here but at the
 /// end, and each run has outputs of its own.
 pub fn e7_plans_in_quick_succession_do_not_mix(device: &Device) {
     let [short, long] = short_and_long();
-    let mut session = Session::new(device, &[&short, &long], SplitMode::Balanced);
+    let mut setup = Setup::new(device, &[&short, &long], SplitMode::Balanced);
     let stream = new_stream(device);
     let fixtures = [Fixture::new(&short), Fixture::new(&long)];
     let runs = [0, 1].map(|which| fixtures[which].tensors_of_layers(device, Lse::Two, 3, 30));
     for (short, long) in runs[0].iter().zip(&runs[1]) {
         for (fixture, tensors) in fixtures.iter().zip([short, long]) {
-            let planned = session.plan(fixture, stream).unwrap();
-            session.run(&planned, &tensors.run, stream).unwrap();
+            let planned = setup.plan(fixture, stream).unwrap();
+            setup.run(&planned, &tensors.run, stream).unwrap();
         }
     }
     device.synchronize().unwrap();
@@ -254,13 +254,13 @@ pub fn h1_chunks_of_a_prompt_change_no_bit_of_it(device: &Device) {
 pub fn h2_fifty_runs_agree_in_every_bit(device: &Device) {
     for case in [&split_cases()[1], &among_others(64, 3), &prompt(0, 300)] {
         let fixture = Fixture::new(case);
-        let mut session = Session::new(device, &[case], SplitMode::Balanced);
+        let mut setup = Setup::new(device, &[case], SplitMode::Balanced);
         let tensors = fixture.tensors(device, Lse::Two, tokens(case));
-        let first = session.outputs(&fixture, &tensors, Stream::default());
+        let first = setup.outputs(&fixture, &tensors, Stream::default());
         check(&fixture, &first, "the first of fifty");
         for turn in 1..50 {
             tensors.clear();
-            let outputs = session.outputs(&fixture, &tensors, Stream::default());
+            let outputs = setup.outputs(&fixture, &tensors, Stream::default());
             assert!(outputs.bits() == first.bits(), "{}, turn {turn}", case.name);
         }
     }
@@ -270,12 +270,12 @@ pub fn h2_fifty_runs_agree_in_every_bit(device: &Device) {
 pub fn a_plan_serves_many_layers(device: &Device) {
     let case = among_others(32, 5);
     let fixture = Fixture::new(&case);
-    let mut session = Session::new(device, &[&case], SplitMode::Balanced);
+    let mut setup = Setup::new(device, &[&case], SplitMode::Balanced);
     let stream = new_stream(device);
     let layers = fixture.tensors_of_layers(device, Lse::Two, tokens(&case), 20);
-    let planned = session.plan(&fixture, stream).unwrap();
+    let planned = setup.plan(&fixture, stream).unwrap();
     for layer in &layers {
-        session.run(&planned, &layer.run, stream).unwrap();
+        setup.run(&planned, &layer.run, stream).unwrap();
     }
     all_agree(&fixture, &layers);
 }
@@ -286,12 +286,12 @@ pub fn a_run_sees_what_was_appended_before_it(device: &Device) {
         Case { query_lens: vec![1, 3, 8], kv_lens: vec![700, 35, 8], seeds: vec![5, 6, 7], ..paged(16, LAYOUTS[1]) };
     let mut fixture = Fixture::new(&case);
     let new = fixture.take_new_tokens();
-    let mut session = Session::new(device, &[&case], SplitMode::Balanced);
+    let mut setup = Setup::new(device, &[&case], SplitMode::Balanced);
     let stream = new_stream(device);
     let [k, v] = [&new.k, &new.v].map(|rows| device.upload(rows).unwrap());
     let slots = device.upload(&new.slots).unwrap();
     let layers: Vec<Tensors> = (0..20).map(|_| fixture.tensors(device, Lse::Two, tokens(&case))).collect();
-    let planned = session.plan(&fixture, stream).unwrap();
+    let planned = setup.plan(&fixture, stream).unwrap();
     let config = case.config;
     let rows = |address| Rows::contiguous(address, config.dtype, 12, config.kv_heads, config.head_dim);
     for layer in &layers {
@@ -299,7 +299,7 @@ pub fn a_run_sees_what_was_appended_before_it(device: &Device) {
         let arguments = Append { k: rows(k.address()), v: rows(v.address()), cache: layer.run.cache, destination };
         // SAFETY: everything lives until it is downloaded, which waits.
         unsafe { append(device, &config, &arguments, stream) }.unwrap();
-        session.run(&planned, &layer.run, stream).unwrap();
+        setup.run(&planned, &layer.run, stream).unwrap();
     }
     for (index, layer) in layers.iter().enumerate() {
         check(&fixture, &layer.download(&fixture), &format!("layer {index}"));
@@ -310,23 +310,23 @@ pub fn a_run_sees_what_was_appended_before_it(device: &Device) {
 pub fn a_plan_runs_on_another_thread(device: &Device) {
     let case = paged(16, LAYOUTS[0]);
     let fixture = Fixture::new(&case);
-    let mut session = Session::new(device, &[&case], SplitMode::Balanced);
+    let mut setup = Setup::new(device, &[&case], SplitMode::Balanced);
     let tensors = fixture.tensors(device, Lse::Two, tokens(&case));
-    let first = session.outputs(&fixture, &tensors, Stream::default());
+    let first = setup.outputs(&fixture, &tensors, Stream::default());
     check(&fixture, &first, "on this thread");
     let run = &tensors.run;
     for _ in 0..2 {
         tensors.clear();
-        let session = &mut session;
+        let setup = &mut setup;
         let (page_begin, case) = (&fixture.page_begin, &case);
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 let table = PageTable::csr(16, page_begin, &case.kv_lens).unwrap();
                 let query_begin = case.query_begin();
                 let queries = QueryLengths::indptr(&query_begin).unwrap();
-                let Session { attention, workspace, .. } = session;
+                let Setup { attention, workspace, .. } = setup;
                 let planned = attention.plan(&table, queries, workspace, Stream::default()).unwrap();
-                session.run(&planned, run, Stream::default()).unwrap();
+                setup.run(&planned, run, Stream::default()).unwrap();
             });
         });
         assert!(tensors.download(&fixture).bits() == first.bits());
@@ -337,13 +337,13 @@ pub fn counts_of_arrivals_are_zero_after_a_run(device: &Device) {
     for mode in [SplitMode::Balanced, SplitMode::BatchInvariant, SplitMode::FixedSplit { tokens: 64 }] {
         let case = among_others(32, 5);
         let fixture = Fixture::new(&case);
-        let mut session = Session::new(device, &[&case], mode);
+        let mut setup = Setup::new(device, &[&case], mode);
         let tensors = fixture.tensors(device, Lse::Two, tokens(&case));
-        session.outputs(&fixture, &tensors, Stream::default());
-        let header = session.attention.latest_plan().unwrap().header();
+        setup.outputs(&fixture, &tensors, Stream::default());
+        let header = setup.attention.latest_plan().unwrap().header();
         assert!(header.groups > 0, "{mode:?} cuts a request of 3000 keys among short ones");
-        let begin = session.attention.workspace_layout().arrivals_offset_bytes as usize;
-        assert!(session.memory()[begin..][..4 * header.groups as usize].iter().all(|&byte| byte == 0), "{mode:?}");
+        let begin = setup.attention.workspace_layout().arrivals_offset_bytes as usize;
+        assert!(setup.memory()[begin..][..4 * header.groups as usize].iter().all(|&byte| byte == 0), "{mode:?}");
     }
 }
 
@@ -386,9 +386,9 @@ pub fn empty_tensors_are_fine(device: &Device) {
 pub fn block_tables_and_uniform_lengths_plan_alike(device: &Device) {
     let case = Case { query_lens: vec![1; 3], kv_lens: vec![35, 16, 48], ..paged(16, LAYOUTS[0]) };
     let fixture = Fixture::new(&case);
-    let mut session = Session::new(device, &[&case], SplitMode::Balanced);
+    let mut setup = Setup::new(device, &[&case], SplitMode::Balanced);
     let tensors = fixture.tensors(device, Lse::Two, 3);
-    let csr = session.outputs(&fixture, &tensors, Stream::default());
+    let csr = setup.outputs(&fixture, &tensors, Stream::default());
     check(&fixture, &csr, "as CSR");
 
     tensors.clear();
@@ -401,10 +401,10 @@ pub fn block_tables_and_uniform_lengths_plan_alike(device: &Device) {
     let block_table: Vec<i32> = (0..3).flat_map(pages_of).collect();
     let block_table = device.upload(&block_table).unwrap();
     let table = PageTable::block_table(16, 5, &[35i32, 16, 48]).unwrap();
-    let Session { attention, workspace, .. } = &mut session;
+    let Setup { attention, workspace, .. } = &mut setup;
     let planned = attention.plan(&table, QueryLengths::uniform(1), workspace, Stream::default()).unwrap();
     let run = Run { page_indices: PageIndices { address: block_table.address(), len: 15 }, ..tensors.run };
-    session.run(&planned, &run, Stream::default()).unwrap();
+    setup.run(&planned, &run, Stream::default()).unwrap();
     assert!(tensors.download(&fixture).bits() == csr.bits());
 }
 
@@ -417,9 +417,9 @@ pub fn refused<T: std::fmt::Debug>(result: Result<T, Error>, message: &str) {
 pub fn b18_rows_that_do_not_match_are_refused(device: &Device) {
     let case = Case { query_lens: vec![1; 3], kv_lens: vec![35, 16, 48], ..paged(16, LAYOUTS[0]) };
     let fixture = Fixture::new(&case);
-    let mut session = Session::new(device, &[&case], SplitMode::Balanced);
+    let mut setup = Setup::new(device, &[&case], SplitMode::Balanced);
     let tensors = fixture.tensors(device, Lse::Two, 3);
-    let planned = session.plan(&fixture, Stream::default()).unwrap();
+    let planned = setup.plan(&fixture, Stream::default()).unwrap();
     let run = tensors.run;
     let (q, k, v) = (run.q, run.cache.k, run.cache.v);
     let with_q = |q: Rows| Run { q, ..run };
@@ -454,13 +454,13 @@ pub fn b18_rows_that_do_not_match_are_refused(device: &Device) {
             "page_indices.len is 6; this call needs 7".into(),
         ),
     ] {
-        refused(session.run(&planned, &run, Stream::default()), &message);
+        refused(setup.run(&planned, &run, Stream::default()), &message);
     }
     let outputs = tensors.download(&fixture);
     assert!(
         outputs.bits().0.iter().all(|&bits| bits == u16::MAX) && outputs.bits().1.iter().all(|&bits| bits == u32::MAX)
     );
-    session.run(&planned, &run, Stream::default()).unwrap();
+    setup.run(&planned, &run, Stream::default()).unwrap();
     check(&fixture, &tensors.download(&fixture), "after refusals");
 }
 
@@ -469,30 +469,41 @@ pub fn plans_that_do_not_match_are_refused(device: &Device) {
     let case = Case { query_lens: vec![1; 3], kv_lens: vec![35, 16, 48], ..paged(16, LAYOUTS[0]) };
     let fixture = Fixture::new(&case);
     let stream = Stream::default();
-    let mut session = Session::new(device, &[&case], SplitMode::Balanced);
+    let mut setup = Setup::new(device, &[&case], SplitMode::Balanced);
     let tensors = fixture.tensors(device, Lse::Two, 3);
 
     // A receipt of another attention is not this one's.
-    let foreign = Session::new(device, &[&case], SplitMode::Balanced).plan(&fixture, stream).unwrap();
-    refused(session.run(&foreign, &tensors.run, stream), "run was called before plan");
-    let first = session.plan(&fixture, stream).unwrap();
-    let second = session.plan(&fixture, stream).unwrap();
+    let foreign = Setup::new(device, &[&case], SplitMode::Balanced).plan(&fixture, stream).unwrap();
+    refused(setup.run(&foreign, &tensors.run, stream), "run was called before plan");
+    let first = setup.plan(&fixture, stream).unwrap();
+    let second = setup.plan(&fixture, stream).unwrap();
     assert_eq!((first.epoch, second.epoch), (1, 2));
     let stale = "the plan of epoch 1 was replaced by the plan of epoch 2";
-    refused(session.run(&first, &tensors.run, stream), stale);
-    let (_memory, other) = workspace(device, &session.attention);
-    let memory = std::mem::replace(&mut session.workspace, other);
-    let refusal = session.run(&second, &tensors.run, stream).unwrap_err().to_string();
+    refused(setup.run(&first, &tensors.run, stream), stale);
+    let (_memory, other) = workspace(device, &setup.attention);
+    let memory = std::mem::replace(&mut setup.workspace, other);
+    let refusal = setup.run(&second, &tensors.run, stream).unwrap_err().to_string();
     assert!(refusal.starts_with("the plan lies in the workspace at 0x"), "{refusal}");
-    session.workspace = memory;
-    session.run(&second, &tensors.run, stream).unwrap();
+    setup.workspace = memory;
+    setup.run(&second, &tensors.run, stream).unwrap();
     check(&fixture, &tensors.download(&fixture), "after refusals");
+    refused(setup.run(&foreign, &tensors.run, stream), "the plan was made by another attention");
+
+    // Another attention's plan in the same workspace, of the same epoch.
+    let mut rival = Setup::new(device, &[&case], SplitMode::Balanced);
+    for _ in 0..2 {
+        plan(&mut rival.attention, &fixture, &mut setup.workspace, stream).unwrap();
+    }
+    let refusal = setup.run(&second, &tensors.run, stream).unwrap_err().to_string();
+    assert!(refusal.ends_with("no longer holds this plan; plan again"), "{refusal}");
+    let second = setup.plan(&fixture, stream).unwrap();
+    setup.run(&second, &tensors.run, stream).unwrap();
 
     let mut replanned = |table: PageTable<'_>, query_len, message: &str| {
-        let Session { attention, workspace, .. } = &mut session;
+        let Setup { attention, workspace, .. } = &mut setup;
         refused(attention.plan(&table, QueryLengths::uniform(query_len), workspace, stream), message);
         // A refused plan leaves none.
-        refused(session.run(&second, &tensors.run, stream), "run was called before plan");
+        refused(setup.run(&second, &tensors.run, stream), "run was called before plan");
     };
     fn table(page_size: u32, kv_lens: &[u32]) -> PageTable<'_> {
         PageTable::block_table(page_size, 5, kv_lens).unwrap()
@@ -503,12 +514,12 @@ pub fn plans_that_do_not_match_are_refused(device: &Device) {
     replanned(table(16, &[1; 3]), 2, "batch has 6 query tokens; the planner's max_query_tokens is 3");
     replanned(table(8, &[1; 3]), 1, "page table has pages of 8 tokens; the planner's config has page_size_tokens = 16");
 
-    let bytes = session.attention.workspace_bytes();
+    let bytes = setup.attention.workspace_bytes();
     let memory = device.allocate(bytes as usize + 16).unwrap();
     let mut plan_in = |address, bytes| {
         // SAFETY: refused before anything is written.
         let mut workspace = unsafe { Workspace::new(address, bytes) };
-        plan(&mut session.attention, &fixture, &mut workspace, stream)
+        plan(&mut setup.attention, &fixture, &mut workspace, stream)
     };
     refused(
         plan_in(memory.address(), bytes - 1),

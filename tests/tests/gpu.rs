@@ -7,7 +7,7 @@ use oxattn_tests::cases::{Case, paged};
 use oxattn_tests::device_tests;
 use oxattn_tests::fixture::{Fixture, Lse};
 use oxattn_tests::layout::LAYOUTS;
-use oxattn_tests::public_api::Session;
+use oxattn_tests::public_api::Setup;
 use oxattn_tests::scenarios::{new_stream, refused, short_and_long};
 use std::io::Write;
 use std::ops::Deref;
@@ -68,19 +68,19 @@ fn e1_a_graph_follows_the_plan() {
     let fixtures = short_and_long().map(|case| Fixture::new(&case));
     let cases = [&fixtures[0].case, &fixtures[1].case];
     for mode in [SplitMode::Balanced, SplitMode::BatchInvariant] {
-        let mut session = Session::for_graphs(&device, &cases, mode);
+        let mut setup = Setup::for_graphs(&device, &cases, mode);
         let stream = new_stream(&device);
         // The long batch's memory holds the short one's too.
         let layers = [(); 2].map(|()| fixtures[1].tensors(&device, Lse::Two, 3));
-        let planned = session.plan(&fixtures[0], stream).unwrap();
+        let planned = setup.plan(&fixtures[0], stream).unwrap();
         stream.begin_capture().unwrap();
-        let captured: Vec<_> = layers.iter().map(|layer| session.run(&planned, &layer.run, stream)).collect();
+        let captured: Vec<_> = layers.iter().map(|layer| setup.run(&planned, &layer.run, stream)).collect();
         let graph = stream.end_capture().unwrap();
         captured.into_iter().for_each(|result| result.unwrap());
         for turn in 0..12 {
             let fixture = &fixtures[[0, 1, 1, 0][turn % 4]];
             layers.iter().for_each(|layer| layer.load(fixture));
-            let planned = session.plan(fixture, stream).unwrap();
+            let planned = setup.plan(fixture, stream).unwrap();
             graph.launch(stream).unwrap();
             stream.synchronize().unwrap();
             let replayed = layers.each_ref().map(|layer| layer.download(fixture));
@@ -89,7 +89,7 @@ fn e1_a_graph_follows_the_plan() {
             }
             assert!(replayed[1].bits() == replayed[0].bits(), "turn {turn}");
             layers[0].clear();
-            session.run(&planned, &layers[0].run, stream).unwrap();
+            setup.run(&planned, &layers[0].run, stream).unwrap();
             assert!(layers[0].download(fixture).bits() == replayed[0].bits(), "turn {turn}");
         }
     }
@@ -104,22 +104,22 @@ fn e2_captures_that_would_go_stale_are_refused() {
     let tensors = fixture.tensors(&device, Lse::Two, 6);
     let stream = new_stream(&device);
 
-    let mut session = Session::new(&device, &[&case], SplitMode::Balanced);
-    let planned = session.plan(&fixture, stream).unwrap();
+    let mut setup = Setup::new(&device, &[&case], SplitMode::Balanced);
+    let planned = setup.plan(&fixture, stream).unwrap();
     stream.begin_capture().unwrap();
-    let run = session.run(&planned, &tensors.run, stream);
-    let plan = session.plan(&fixture, stream);
+    let run = setup.run(&planned, &tensors.run, stream);
+    let plan = setup.plan(&fixture, stream);
     drop(stream.end_capture().unwrap());
     refused(run, "run was called while its stream is captured into a graph; make it with Attention::for_graphs");
     let remedy = "plan was called while its stream is captured into a graph; plan before the capture, and again before \
                   each replay";
     refused(plan, remedy);
 
-    let mut session = Session::for_graphs(&device, &[&case], SplitMode::Balanced);
-    let planned = session.plan(&fixture, stream).unwrap();
+    let mut setup = Setup::for_graphs(&device, &[&case], SplitMode::Balanced);
+    let planned = setup.plan(&fixture, stream).unwrap();
     stream.begin_capture().unwrap();
-    let plan = session.plan(&fixture, stream);
-    let run = session.run(&planned, &tensors.run, stream);
+    let plan = setup.plan(&fixture, stream);
+    let run = setup.run(&planned, &tensors.run, stream);
     let graph = stream.end_capture().unwrap();
     refused(plan, remedy);
     // A refused plan left the one before it.
@@ -137,15 +137,15 @@ fn d12_host_memory_is_refused() {
     let fixture = Fixture::new(&case);
     let host_tensors = fixture.tensors(&Device::cpu(), Lse::Two, 3);
     let host = host_tensors.run;
-    let mut session = Session::new(&device, &[&case], SplitMode::Balanced);
+    let mut setup = Setup::new(&device, &[&case], SplitMode::Balanced);
     let tensors = fixture.tensors(&device, Lse::Two, 3);
-    let planned = session.plan(&fixture, Stream::default()).unwrap();
+    let planned = setup.plan(&fixture, Stream::default()).unwrap();
     let mut run = tensors.run;
     let mut try_with = |run: &oxattn::Run, tensor: &str, address: u64| {
         let message = format!(
             "{tensor}'s address {address:#x} is not memory the CUDA driver knows; this call needs memory of cuda:0"
         );
-        refused(session.run(&planned, run, Stream::default()), &message);
+        refused(setup.run(&planned, run, Stream::default()), &message);
     };
     try_with(&oxattn::Run { q: host.q, ..run }, "q", host.q.address);
     try_with(&oxattn::Run { out: host.out, ..run }, "out", host.out.address);
@@ -155,9 +155,9 @@ fn d12_host_memory_is_refused() {
     device.as_cuda().unwrap().context().bind().unwrap();
     let mut pinned = oxattn::driver::PinnedMemory::new(1 << 16).unwrap();
     run.q.address = pinned.as_mut_slice().as_ptr() as u64;
-    let refusal = session.run(&planned, &run, Stream::default()).unwrap_err().to_string();
+    let refusal = setup.run(&planned, &run, Stream::default()).unwrap_err().to_string();
     assert!(refusal.ends_with("is pinned host memory; this call needs memory of cuda:0"), "{refusal}");
 
-    session.run(&planned, &tensors.run, Stream::default()).unwrap();
+    setup.run(&planned, &tensors.run, Stream::default()).unwrap();
     fixture.check(&tensors.download(&fixture)).unwrap();
 }

@@ -5,7 +5,7 @@
 use oxattn::{Device, SplitMode, Stream};
 use oxattn_tests::cases::{Case, among_others};
 use oxattn_tests::fixture::Fixture;
-use oxattn_tests::public_api::Session;
+use oxattn_tests::public_api::Setup;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -55,13 +55,13 @@ fn a_plan_asks_for_no_memory() {
     for mode in
         [SplitMode::Balanced, SplitMode::BatchInvariant, SplitMode::FixedSplit { tokens: 100 }, SplitMode::Unsplit]
     {
-        let mut session = Session::new(&device, &batches.each_ref(), mode);
+        let mut setup = Setup::new(&device, &batches.each_ref(), mode);
         for (fixture, case) in fixtures.iter().zip(&batches).cycle().take(12) {
             let query_begin = case.query_begin();
             let count = allocations(|| {
                 let table = oxattn::PageTable::csr(case.config.page_size_tokens, &fixture.page_begin, &case.kv_lens);
                 let queries = oxattn::QueryLengths::indptr(&query_begin).unwrap();
-                let Session { attention, workspace, .. } = &mut session;
+                let Setup { attention, workspace, .. } = &mut setup;
                 attention.plan(&table.unwrap(), queries, workspace, Stream::default()).unwrap();
             });
             assert_eq!(count, 0, "{}, {mode:?}", case.name);
