@@ -400,6 +400,8 @@ unsafe fn launch_merge(
                 ("lse", parameters.lse.address),
                 ("merged.out", parameters.out.address),
                 ("merged.lse", parameters.out_lse.address),
+                ("begin", parameters.state_begin),
+                ("mask", parameters.mask),
             ])?;
             let function = cuda.function(&format!("merge_states_{dtype}"))?;
             // A warp a row; past sixteen blocks a multiprocessor they take rows in turn.

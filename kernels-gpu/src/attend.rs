@@ -226,8 +226,8 @@ pub unsafe fn attend<
 }
 
 /// Counts the block's pieces of split items in; the block that counts an item's last piece folds the pieces' states,
-/// in their order, so that the result does not depend on who that is. It comes after the queue's last item, because
-/// beside the loop it costs the loop registers, and 1 to 7% of its speed.
+/// in their order, so that the result does not depend on who that is. It comes after the queue's last item, apart
+/// from the loop, whose registers it competes for: a kernel without any fold ran 0.5 to 7% faster on uncut batches.
 ///
 /// The barrier orders the block's partial states before the counts, a count's release and acquire order them before
 /// the fold, and the second barrier hands that order to the block.

@@ -4,13 +4,6 @@ use cudarc::driver::sys;
 
 use super::{DriverError, check};
 
-macro_rules! call {
-    ($function:ident($($argument:expr),* $(,)?)) => {
-        // SAFETY: the library is loaded (a context exists), and the arguments are live for the call.
-        check(stringify!($function), unsafe { sys::$function($($argument),*) })
-    };
-}
-
 /// Device memory, freed on drop.
 #[derive(Debug)]
 pub struct DeviceMemory {

@@ -9,10 +9,6 @@ use std::sync::OnceLock;
 
 use cudarc::driver::sys;
 
-mod memory;
-
-pub use memory::{DeviceMemory, PinnedMemory};
-
 /// What the driver, or its absence, refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -124,6 +120,11 @@ macro_rules! call {
         check(stringify!($function), unsafe { sys::$function($($argument),*) })
     };
 }
+
+// After the macro, which it uses.
+mod memory;
+
+pub use memory::{DeviceMemory, PinnedMemory};
 
 /// CUDA 12.0: the first driver that takes PTX 8.0.
 pub const OLDEST_DRIVER: i32 = 12_000;
