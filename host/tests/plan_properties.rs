@@ -345,14 +345,15 @@ fn equal_units_that_nearly_fill_the_queues_stay_whole() {
 
 #[test]
 fn one_long_request_uses_all_teams() {
-    // 512 tiles on 33 queues are 15.5 + 1 each, so no plan beats 17; 32 pieces of 16 tiles do it.
+    // 512 tiles on 33 queues are 15.5 each: 17 pieces of 16 tiles and 16 of 15 fill them evenly.
     let planner = balanced(AttentionConfig::new(32, 8, 128, 16), 264, &[(1, 32_768)]);
     let plan = planner.latest().unwrap();
-    assert_eq!((plan.items().len(), plan.balance().max), (32, 17));
-    assert!(plan.items().iter().all(|item| item.pieces == 32));
-    assert!(plan.queues().all(|queue| queue.len() <= 1));
-    // 4 rows of 8 heads, 32 states each, and a count a head.
-    assert_eq!((plan.header().partial_rows, plan.header().groups), (4 * 8 * 32, 8));
+    assert_eq!((plan.items().len(), plan.balance().min, plan.balance().max), (33, 16, 17));
+    assert_eq!(plan.balance().queue_loads.iter().filter(|load| **load == 17).count(), 17);
+    assert!(plan.items().iter().all(|item| item.pieces == 33));
+    assert!(plan.queues().all(|queue| queue.len() == 1));
+    // 4 rows of 8 heads, 33 states each, and a count a head.
+    assert_eq!((plan.header().partial_rows, plan.header().groups), (4 * 8 * 33, 8));
 }
 
 #[test]
@@ -362,9 +363,9 @@ fn one_long_request_among_short_ones_is_cut() {
     requests.push((1, 100_000));
     let planner = balanced(AttentionConfig::new(32, 8, 128, 16), 264, &requests);
     let plan = planner.latest().unwrap();
-    assert!(plan.balance().max <= 67, "{}", plan.explain());
+    assert!(plan.balance().max <= 66, "{}", plan.explain());
     let whole = plan.items().iter().filter(|item| item.pieces == 1).count();
-    assert!(whole >= 63, "the short units stay whole: {}", plan.explain());
+    assert!(whole >= 62, "all but one short unit stay whole: {}", plan.explain());
 }
 
 #[test]
@@ -524,17 +525,17 @@ fn a_plan_explains_itself() {
     let planner = balanced(AttentionConfig::new(32, 8, 128, 16), 264, &[(1, 32_768)]);
     let explain = planner.latest().unwrap().explain();
     // 32768 keys x 8 heads x (K and V) x 128 elements x 2 bytes; the image is 256 bytes each of header,
-    // counts and queue_begin, and 32 items of 48.
+    // counts and queue_begin, and 33 items of 48.
     assert_eq!(explain.kv_bytes, 134_217_728);
     assert_eq!(
         explain.to_string(),
         "batch     1 requests, 1 query tokens, 32768 keys\n\
          tile      16 packed query rows x 64 keys\n\
          units     1 (request, row tile), the longest 512 tiles\n\
-         items     32; 1 units cut, in at most 32 pieces\n\
+         items     33; 1 units cut, in at most 33 pieces\n\
          why       cut where a queue reached its share of 17 tiles; the longest unit has 512\n\
-         teams     33 of 8 blocks, 1 KV heads a block; load min 0 mean 16.5 max 17 tiles, 97.0% busy\n\
-         fold      1024 partial states, 528384 bytes\n\
-         bytes     134217728 of keys and values, 2304 of plan"
+         teams     33 of 8 blocks, 1 KV heads a block; load min 16 mean 16.5 max 17 tiles, 97.1% busy\n\
+         fold      1056 partial states, 544896 bytes\n\
+         bytes     134217728 of keys and values, 2352 of plan"
     );
 }

@@ -6,9 +6,9 @@
 //! is; cutting at the share (McNaughton, "Scheduling with deadlines and loss functions", 1959) is optimal where cuts
 //! are free, but cuts at nearly every queue. Together they cut the few units that must be.
 //!
-//! The share starts at the mean and grows until everything fits. A cut fills its queue to the share, so there are at
-//! most as many cuts as queues. Where something is left over, no queue has room for a piece: each is within 2 tiles of
-//! the share. So the share ends at most 3 tiles past the mean of the uncut units, one of them for the cuts, and what
+//! The shares start at the mean, some queues' a tile lower than the others' so that they add up to the work, and grow
+//! until everything fits. A cut fills its queue to the share, so there are at most as many cuts as queues. Where something is left over, no queue has room for a piece: each is within 2 tiles of
+//! its share. So the share ends at most 3 tiles past the mean of the uncut units, one of them for the cuts, and what
 //! [`Loads`] rounds.
 
 use super::batch::Batch;
@@ -33,17 +33,21 @@ const SHORTEST_PIECE_COST: u64 = ITEM_COST_TILES + MIN_PIECE_TILES as u64;
 /// Deals the batch; returns the share in tiles.
 pub(super) fn deal(batch: &Batch, pieces: &mut Vec<Piece>, loads: &mut Loads) -> u64 {
     let teams = batch.teams as u64;
-    let mut share = batch.totals().cost_tiles.div_ceil(teams).max(SHORTEST_PIECE_COST);
-    if deal_within(batch, Bounds { cut_at: 0, limit: share + share / UNCUT_SLACK }, pieces, loads) == 0 {
+    let mut room = batch.totals().cost_tiles.max(SHORTEST_PIECE_COST * teams);
+    let share = room.div_ceil(teams);
+    let uncut = Bounds { cut_at: 0, lower_shares: 0, limit: share + share / UNCUT_SLACK };
+    if deal_within(batch, uncut, pieces, loads) == 0 {
         return share;
     }
     loop {
-        let bounds = Bounds { cut_at: share, limit: share + (share / CUT_SLACK).max(MIN_PIECE_TILES as u64 - 1) };
+        let share = room.div_ceil(teams);
+        let limit = share + (share / CUT_SLACK).max(MIN_PIECE_TILES as u64 - 1);
+        let bounds = Bounds { cut_at: share, lower_shares: share * teams - room, limit };
         let left_over = deal_within(batch, bounds, pieces, loads);
         if left_over == 0 {
             return share;
         }
-        share += left_over.div_ceil(teams);
+        room += left_over;
     }
 }
 
@@ -52,13 +56,15 @@ pub(super) fn deal(batch: &Batch, pieces: &mut Vec<Piece>, loads: &mut Loads) ->
 struct Bounds {
     /// Load to which a piece fills a queue; 0 for no cuts.
     cut_at: u64,
+    /// Queues, from the first, that are filled to a tile less, so that the shares add up to the work.
+    lower_shares: u64,
     /// Load up to which a unit, or its rest, stays whole.
     limit: u64,
 }
 
 /// Deals what fits; returns the cost that does not, 0 if all does.
 fn deal_within(batch: &Batch, bounds: Bounds, pieces: &mut Vec<Piece>, loads: &mut Loads) -> u64 {
-    let Bounds { cut_at, limit } = bounds;
+    let Bounds { cut_at, lower_shares, limit } = bounds;
     let mut left = batch.totals().cost_tiles;
     loads.restart(limit);
     pieces.clear();
@@ -69,7 +75,8 @@ fn deal_within(batch: &Batch, bounds: Bounds, pieces: &mut Vec<Piece>, loads: &m
                 let (queue, load) = loads.least();
                 let mut tiles = tile.tiles - begin;
                 if load + tiles as u64 + ITEM_COST_TILES > limit {
-                    let room = cut_at.saturating_sub(load + ITEM_COST_TILES).min(u32::MAX as u64) as u32;
+                    let lower = u64::from((queue as u64) < lower_shares);
+                    let room = cut_at.saturating_sub(lower + load + ITEM_COST_TILES).min(u32::MAX as u64) as u32;
                     if room < MIN_PIECE_TILES {
                         return left;
                     }
