@@ -29,7 +29,7 @@ use crate::{
         plan::WorkItem,
         tile::{ATTEND_TILE_ROWS, AttendTile, Family},
     },
-    merge::{Values, fold_row},
+    merge::{Values, fold_rows},
     softmax::OnlineSoftmax,
     tile::{SharedTile, unroll, zeros},
     variant::{ScoreAt, Variant},
@@ -75,9 +75,6 @@ pub unsafe fn attend<
             head_end,
         };
         let mut loader = Loader::<HEAD_DIM, HOPPER>::new(&p, at);
-
-        grid::wait_for_previous_grid();
-        grid::allow_next_grid();
         loader.begin(&p, room);
 
         let (mut stage, mut slot) = (0, 0);
@@ -237,6 +234,8 @@ unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32, const HOPPER: bool>(p
     let threads = Shape::<HEAD_DIM, HOPPER>::TILE.threads();
     let complete = Shared::<u32>::dynamic();
     let words = complete.add(threads).cast::<[u32; 4]>();
+    let room = words.add(3 * threads).cast();
+    let room_bytes = Shape::<HEAD_DIM, HOPPER>::TILE.addresses_offset_bytes() - 52 * threads;
     let mut head = queue.head_begin;
     // SAFETY: the kernel's contract; shared memory is free after the last item.
     unsafe {
@@ -271,7 +270,7 @@ unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32, const HOPPER: bool>(p
                         let slot = words.add(3 * i);
                         let item = [slot.load(), slot.add(1).load(), slot.add(2).load()];
                         let at = Cursor { item: first + i, head, ..queue };
-                        fold_item::<E, HEAD_DIM, HOPPER>(p, &Work::from_words(item, at));
+                        fold_item::<E, HEAD_DIM, HOPPER>(p, &Work::from_words(item, at), room, room_bytes);
                     }
                     i += 1;
                 }
@@ -282,39 +281,37 @@ unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32, const HOPPER: bool>(p
     }
 }
 
-/// Partial states of a round of the fold. The next round's are asked for before this one's are used, so the 33 pieces
-/// of a request alone on 132 multiprocessors wait for memory about twice.
-const FOLDED_AT_ONCE: usize = 16;
-
-/// Folds the partial states of an item's rows, a warp a row.
+/// Folds the partial states of an item's rows.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-unsafe fn fold_item<E: Element + Values, const HEAD_DIM: u32, const HOPPER: bool>(p: &AttendParameters, work: &Work) {
-    let mut row = thread::warp_idx();
-    while row < work.rows {
-        let lse = Global::<f32>::new(p.partial_lse).add(work.states(row));
-        let values = Global::<f32>::new(p.partial_out).add(work.states(row) * HEAD_DIM as u64);
-        let out_lse = if p.lse.address == 0 { Global::new(0) } else { work.row(&p.lse, p.group, row) };
-        // SAFETY: the kernel's contract; the states are complete.
-        unsafe {
-            fold_row::<f32, E, FOLDED_AT_ONCE>(
-                work.pieces,
-                HEAD_DIM,
-                |piece| lse.add(piece as u64).load(),
-                |piece| values.add(piece as u64 * HEAD_DIM as u64).cast(),
-                work.row(&p.out, p.group, row),
-                out_lse.cast(),
-                p.lse_scale,
-            );
-        }
-        row += Shape::<HEAD_DIM, HOPPER>::TILE.threads() / 32;
+unsafe fn fold_item<E: Element + Values, const HEAD_DIM: u32, const HOPPER: bool>(
+    p: &AttendParameters,
+    work: &Work,
+    room: Shared<u8>,
+    room_bytes: u32,
+) {
+    let states = work.states(0);
+    let (values, lse) = (Global::<f32>::new(p.partial_out).add(states * HEAD_DIM as u64), Global::new(p.partial_lse));
+    // SAFETY: the kernel's contract; the states are complete.
+    unsafe {
+        fold_rows::<HEAD_DIM>(
+            (room, room_bytes, Shape::<HEAD_DIM, HOPPER>::TILE.threads()),
+            (work.rows, work.pieces),
+            (values, lse.add(states)),
+            |row, column, values, lse_log2| {
+                E::store(work.row(&p.out, p.group, row).add(2 * column as u64), values);
+                if column == 0 && p.lse.address != 0 {
+                    work.row(&p.lse, p.group, row).cast::<f32>().store(lse_log2 * p.lse_scale);
+                }
+            },
+        );
     }
 }
 
 /// Key fragments a warp asks for at once, at most: 32 registers.
 const BATCH: usize = 8;
 /// Batches of the widest head.
-const MOST_BATCHES: usize = 8;
+const MOST_BATCHES: usize = 16;
 
 /// The next place in a ring of `stages` places.
 #[inline(always)]
@@ -368,9 +365,16 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Shape<HEAD_DIM, HOPPER> {
     /// Rounds in which the block's threads copy a tile of K (and of V), a piece each.
     const ROUNDS: usize = (Self::TILE.tile_tokens() * Self::CHUNKS / Self::TILE.threads()) as usize;
 
-    /// First step of a batch of key fragments, and how many: half as many where queries are read again.
+    /// First step of a batch of key fragments, and how many: half as many where queries are read again, and half of
+    /// that where the loop would spill.
     const fn steps_of_batch(batch: usize) -> (usize, usize) {
-        let size = if Self::RESIDENT_QUERIES { BATCH } else { BATCH / 2 };
+        let size = if Self::RESIDENT_QUERIES {
+            BATCH
+        } else if HEAD_DIM <= 256 {
+            BATCH / 2
+        } else {
+            BATCH / 4
+        };
         let steps = (HEAD_DIM / 16) as usize;
         let first = batch * size;
         (
@@ -445,6 +449,16 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Room<HEAD_DIM, HOPPER> {
     }
 }
 
+/// A tile whose addresses lie in shared memory.
+#[derive(Clone, Copy)]
+struct Ready {
+    /// Keys it holds, counted to the end of its range; `u32::MAX` for no tile.
+    rows: u32,
+    /// Its item, if it is the item's first.
+    at: Cursor,
+    first: bool,
+}
+
 /// Brings tiles in, `STAGES - 1` ahead of the one computed and whatever item they belong to.
 ///
 /// The copies of a tile need 16 bytes from each row's address, and an address costs a page lookup and a division;
@@ -454,10 +468,7 @@ struct Loader<const HEAD_DIM: u32, const HOPPER: bool> {
     at: Cursor,
     work: Work,
     token: u32,
-    /// The tile whose addresses lie in shared memory: its valid rows, and its item if it is the item's first.
-    ready_rows: u32,
-    ready_at: Cursor,
-    ready_first: bool,
+    ready: Ready,
     stage: u32,
     slot: u32,
     parity: u32,
@@ -472,10 +483,13 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
         // SAFETY: items of the queue, by the kernel's contract.
         let work = if at.has_work() { unsafe { Work::read(p, at) } } else { Work::none() };
         let token = work.kv_begin;
-        Loader { at, work, token, ready_rows: 0, ready_at: at, ready_first: false, stage: 0, slot: 0, parity: 0 }
+        let ready = Ready { rows: u32::MAX, at, first: false };
+        Loader { at, work, token, ready, stage: 0, slot: 0, parity: 0 }
     }
 
     /// Fills the pipeline: the first `STAGES - 1` tiles on their way, the next one's addresses ready after a barrier.
+    /// Addresses need the plan and the page ids alone, so they are worked out while the grid before this one still
+    /// runs; queries, keys and values may be what that grid writes.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     unsafe fn begin(&mut self, p: &AttendParameters, room: Room<HEAD_DIM, HOPPER>) {
@@ -483,13 +497,21 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
         unsafe {
             let page = self.look_up(p);
             self.publish(p, room, page);
-            let mut i = 1;
-            while i < Self::TILE.stages {
-                sync_threads();
-                let page = self.step(p, room);
+            let first = self.ready;
+            if Self::TILE.stages == 3 {
+                let page = self.look_up(p);
                 self.publish(p, room, page);
-                i += 1;
             }
+            let page = self.look_up(p);
+            sync_threads();
+            grid::wait_for_previous_grid();
+            grid::allow_next_grid();
+            self.copy(p, room, first, 0);
+            if Self::TILE.stages == 3 {
+                self.copy(p, room, self.ready, 1);
+                sync_threads();
+            }
+            self.publish(p, room, page);
         }
     }
 
@@ -497,11 +519,23 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     unsafe fn step(&mut self, p: &AttendParameters, room: Room<HEAD_DIM, HOPPER>) -> u32 {
+        // SAFETY: the kernel's contract.
+        unsafe {
+            let page = self.look_up(p);
+            self.copy(p, room, self.ready, self.parity ^ 1);
+            page
+        }
+    }
+
+    /// Starts the copies of a tile, and of the query rows where it is its item's first.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    unsafe fn copy(&mut self, p: &AttendParameters, room: Room<HEAD_DIM, HOPPER>, ready: Ready, parity: u32) {
         // SAFETY: the kernel's contract; the stage was consumed before the last barrier.
         unsafe {
-            if self.ready_rows != u32::MAX {
-                if self.ready_first {
-                    self.copy_queries(p, room);
+            if ready.rows != u32::MAX {
+                if ready.first {
+                    self.copy_queries(p, room, ready.at);
                     self.slot = next::<HEAD_DIM, HOPPER>(self.slot);
                 }
                 let (keys, values) = (room.keys(self.stage), room.values(self.stage));
@@ -513,13 +547,13 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
                 let mut addresses = [[0; 4]; MOST_ROUNDS];
                 unroll::<MOST_ROUNDS>(|round| {
                     if round < Shape::<HEAD_DIM, HOPPER>::ROUNDS {
-                        addresses[round] = room.row_address(self.parity ^ 1, place(round).0).load();
+                        addresses[round] = room.row_address(parity, place(round).0).load();
                     }
                 });
                 unroll::<MOST_ROUNDS>(|round| {
                     if round < Shape::<HEAD_DIM, HOPPER>::ROUNDS {
                         let (row, chunk) = place(round);
-                        let bytes = if row < self.ready_rows { 16 } else { 0 };
+                        let bytes = if row < ready.rows { 16 } else { 0 };
                         let [k_low, k_high, v_low, v_high] = addresses[round];
                         copy_async_16(keys.chunk(row, chunk), address(k_low, k_high).add(16 * chunk as u64), bytes);
                         copy_async_16(values.chunk(row, chunk), address(v_low, v_high).add(16 * chunk as u64), bytes);
@@ -528,7 +562,6 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
                 self.stage = next::<HEAD_DIM, HOPPER>(self.stage);
             }
             commit_async_copies();
-            self.look_up(p)
         }
     }
 
@@ -558,7 +591,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     unsafe fn publish(&mut self, p: &AttendParameters, room: Room<HEAD_DIM, HOPPER>, page: u32) {
         if !self.at.has_work() {
-            self.ready_rows = u32::MAX;
+            self.ready.rows = u32::MAX;
             return;
         }
         let row = thread::thread_idx_x();
@@ -572,10 +605,10 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
             unsafe { room.row_address(self.parity, row).store(words) };
         }
         self.parity ^= 1;
-        self.ready_rows = self.work.kv_end - self.token;
-        self.ready_first = self.token == self.work.kv_begin;
-        if self.ready_first {
-            self.ready_at = self.at;
+        self.ready.rows = self.work.kv_end - self.token;
+        self.ready.first = self.token == self.work.kv_begin;
+        if self.ready.first {
+            self.ready.at = self.at;
         }
         self.token += Self::TILE.tile_tokens();
         if self.token >= self.work.kv_end {
@@ -591,10 +624,10 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
     /// Starts the copies of an item's query rows; rows past its end become zero.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    unsafe fn copy_queries(&self, p: &AttendParameters, room: Room<HEAD_DIM, HOPPER>) {
+    unsafe fn copy_queries(&self, p: &AttendParameters, room: Room<HEAD_DIM, HOPPER>, at: Cursor) {
         let tile = room.queries(self.slot);
         // SAFETY: an item of the queue, by the kernel's contract.
-        let work = unsafe { Work::read_again(p, self.ready_at) };
+        let work = unsafe { Work::read_again(p, at) };
         let mut index = thread::thread_idx_x();
         while index < ATTEND_TILE_ROWS * Shape::<HEAD_DIM, HOPPER>::CHUNKS {
             let row = index / Shape::<HEAD_DIM, HOPPER>::CHUNKS;
