@@ -6,9 +6,9 @@
 //! is; cutting at the share (McNaughton, "Scheduling with deadlines and loss functions", 1959) is optimal where cuts
 //! are free, but cuts at nearly every queue. Together they cut the few units that must be.
 //!
-//! The shares start at the mean, some queues' a tile lower than the others' so that they add up to the work, and grow
-//! until everything fits. A cut fills its queue to the share, so there are at most as many cuts as queues. Where something is left over, no queue has room for a piece: each is within 2 tiles of
-//! its share. So the share ends at most 3 tiles past the mean of the uncut units, one of them for the cuts, and what
+//! The share starts at the mean and grows until everything fits. A cut fills its queue to the share, so there are at
+//! most as many cuts as queues. Where something is left over, no queue has room for a piece: each is within 2 tiles of
+//! the share. So the share ends at most 3 tiles past the mean of the uncut units, one of them for the cuts, and what
 //! [`Loads`] rounds.
 
 use super::batch::Batch;
@@ -30,16 +30,49 @@ const CUT_SLACK: u64 = 100;
 
 const SHORTEST_PIECE_COST: u64 = ITEM_COST_TILES + MIN_PIECE_TILES as u64;
 
+/// Even shares may cost this part of the pieces more; each piece is a partial state to write and to fold.
+const EVEN_SHARES_COST: usize = 16;
+
+/// Even shares are tried where a queue has at most so many pieces: longer queues are even enough.
+const EVEN_SHARES_MOST_PIECES: usize = 4;
+
 /// Deals the batch; returns the share in tiles.
 pub(super) fn deal(batch: &Batch, pieces: &mut Vec<Piece>, loads: &mut Loads) -> u64 {
     let teams = batch.teams as u64;
-    let mut room = batch.totals().cost_tiles.max(SHORTEST_PIECE_COST * teams);
-    let share = room.div_ceil(teams);
+    let share = batch.totals().cost_tiles.div_ceil(teams).max(SHORTEST_PIECE_COST);
     let uncut = Bounds { cut_at: 0, lower_shares: 0, limit: share + share / UNCUT_SLACK };
     if deal_within(batch, uncut, pieces, loads) == 0 {
         return share;
     }
+    let share = cut(batch, Shares::Equal, pieces, loads);
+    if pieces.len() as u64 > teams * EVEN_SHARES_MOST_PIECES as u64 {
+        return share;
+    }
+    let (most_pieces, longest) = (pieces.len() + pieces.len() / EVEN_SHARES_COST, loads.most());
+    let share = cut(batch, Shares::Even, pieces, loads);
+    if pieces.len() <= most_pieces && loads.most() <= longest {
+        return share;
+    }
+    cut(batch, Shares::Equal, pieces, loads)
+}
+
+/// How whole tiles make shares.
+#[derive(Clone, Copy, PartialEq)]
+enum Shares {
+    /// All rounded up: equal units are cut alike, and the last queues may stay short.
+    Equal,
+    /// Some a tile lower, so that they add up to the work and no queue stays short.
+    Even,
+}
+
+/// Deals with cuts at the share, which grows until everything fits.
+fn cut(batch: &Batch, shares: Shares, pieces: &mut Vec<Piece>, loads: &mut Loads) -> u64 {
+    let teams = batch.teams as u64;
+    let mut room = batch.totals().cost_tiles.max(SHORTEST_PIECE_COST * teams);
     loop {
+        if shares == Shares::Equal {
+            room = room.next_multiple_of(teams);
+        }
         let share = room.div_ceil(teams);
         let limit = share + (share / CUT_SLACK).max(MIN_PIECE_TILES as u64 - 1);
         let bounds = Bounds { cut_at: share, lower_shares: share * teams - room, limit };
@@ -56,7 +89,7 @@ pub(super) fn deal(batch: &Batch, pieces: &mut Vec<Piece>, loads: &mut Loads) ->
 struct Bounds {
     /// Load to which a piece fills a queue; 0 for no cuts.
     cut_at: u64,
-    /// Queues, from the first, that are filled to a tile less, so that the shares add up to the work.
+    /// Queues, from the first, that are filled to a tile less.
     lower_shares: u64,
     /// Load up to which a unit, or its rest, stays whole.
     limit: u64,

@@ -49,6 +49,11 @@ impl Loads {
         }
     }
 
+    /// The largest load.
+    pub fn most(&self) -> u64 {
+        self.load.iter().copied().max().unwrap_or(0)
+    }
+
     /// Adds a piece to `queue`, which [`least`](Self::least) just named.
     #[inline(always)]
     pub fn add(&mut self, queue: u32, cost: u64) {
