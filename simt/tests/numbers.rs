@@ -1,7 +1,7 @@
 //! The emulator's 16-bit conversions against the crate `half`, and its fast functions at their edges.
 use half::{bf16, f16};
 use simt::{
-    math::{exp2, log2, maximum, multiply_add, reciprocal},
+    math::{exp2, log2, maximum, multiply_add, reciprocal, tanh},
     number::{Bf16, F16},
     tensor::Element,
 };
@@ -60,4 +60,15 @@ fn fast_functions() {
     // (1 + 2^-12)^2 = 1 + 2^-11 + 2^-24: only a single rounding keeps the last term.
     let x = 1.0 + 2f32.powi(-12);
     assert_eq!(multiply_add(x, x, -1.0 - 2f32.powi(-11)), 2f32.powi(-24));
+}
+
+#[test]
+fn tanh_is_good_to_its_last_bits() {
+    let magnitudes = (-149..128).flat_map(|exponent| (0..64).map(move |step| 2f32.powi(exponent) * (1.0 + step as f32 / 64.0)));
+    for x in magnitudes.flat_map(|x| [x, -x]) {
+        let (got, wanted) = (tanh(x) as f64, (x as f64).tanh());
+        assert!((got - wanted).abs() <= 4e-7 * wanted.abs(), "tanh({x:e}) is {got:e}, not {wanted:e}");
+    }
+    assert_eq!([tanh(0.0), tanh(f32::INFINITY), tanh(f32::NEG_INFINITY)], [0.0, 1.0, -1.0]);
+    assert!(tanh(f32::NAN).is_nan());
 }
