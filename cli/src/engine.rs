@@ -263,13 +263,9 @@ impl Engine {
             let AttentionConfig { dtype, query_heads, head_dim, .. } = self.config;
             Rows::contiguous(buffer.address(), dtype, planned.query_tokens, query_heads, head_dim)
         };
-        let arguments = Run {
-            q: rows(&self.step.queries),
-            cache: self.cache(layer),
-            page_indices: self.page_indices(&self.step.page_indices),
-            out: rows(&self.step.outputs),
-            lse: None,
-        };
+        let page_indices = self.page_indices(&self.step.page_indices);
+        let (q, out) = (rows(&self.step.queries), rows(&self.step.outputs));
+        let arguments = Run::new(q, self.cache(layer), page_indices, out);
         self.device.synchronize()?;
         let begin = Instant::now();
         // SAFETY: the buffers are the device's, live, and large enough for the largest step; `plan` checked every page

@@ -14,10 +14,12 @@ use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::parameters::AttendParameters;
 use kernels_gpu::abi::plan::{PlanHeader, WorkItem};
 use kernels_gpu::abi::tile::Teams;
+use kernels_gpu::variant::ModifiedParameters;
 
 use crate::Error;
 use crate::config::{AttentionConfig, ConfigError};
 use crate::device::{Device, Executor, Stream};
+use crate::inputs::VariantInputs;
 use crate::page_table::{PageTable, QueryLengths};
 use crate::plan::{Limits, Plan, Planner, SplitMode};
 use crate::tensor::{ABSENT, AnyLse, ArgumentError, PageIndices, PagedCache, Rows, address, is_dtype, matches};
@@ -78,6 +80,10 @@ pub struct Planned {
     pub query_tokens: u64,
     /// Page ids the plan may read.
     pub page_index_len: u64,
+    /// Requests of the batch.
+    pub requests: u64,
+    /// Bytes of the batch's mask, 0 where the attention has none.
+    pub mask_bytes: u64,
     id: PlanId,
     workspace: u64,
     header: PlanHeader,
@@ -96,6 +102,25 @@ pub struct Run {
     pub out: Rows,
     /// Where the rows' LSE go, if wanted.
     pub lse: Option<AnyLse>,
+    /// What the config's variants read.
+    pub variant: VariantInputs,
+}
+
+impl Run {
+    /// A call without LSE of an attention whose variants, if any, read nothing at run time.
+    pub fn new(q: Rows, cache: PagedCache, page_indices: PageIndices, out: Rows) -> Run {
+        Run { q, cache, page_indices, out, lse: None, variant: VariantInputs::default() }
+    }
+
+    /// The same that also writes the rows' LSE.
+    pub fn with_lse(self, lse: impl Into<AnyLse>) -> Run {
+        Run { lse: Some(lse.into()), ..self }
+    }
+
+    /// The same with what the config's variants read.
+    pub fn with_variant(self, variant: VariantInputs) -> Run {
+        Run { variant, ..self }
+    }
 }
 
 impl Attention {
@@ -205,6 +230,8 @@ impl Attention {
         let planned = Planned {
             epoch: plan.epoch(),
             query_tokens: plan.query_tokens(),
+            requests: plan.requests() as u64,
+            mask_bytes: plan.mask_bytes(),
             page_index_len: table.page_index_len() as u64,
             id: PlanId { attention: self.number, epoch: plan.epoch() },
             workspace: workspace.address,
@@ -230,15 +257,14 @@ impl Attention {
     ) -> Result<(), Error> {
         self.check_receipt(planned, workspace)?;
         let parameters = self.parameters(planned, arguments, workspace)?;
+        let variant = self.variant(planned, arguments, workspace)?;
         match &*self.device.0 {
             #[cfg(feature = "cpu")]
             Executor::Cpu => {
                 let _ = stream;
                 let (dtype, head_dim) = (self.config.dtype, self.config.head_dim);
                 // SAFETY: the addresses are live host memory, by this function's contract and the checks above.
-                unsafe {
-                    crate::cpu::attend(&parameters, &planned.header, head_dim, dtype, self.config.softmax_scale);
-                }
+                unsafe { crate::cpu::attend(&parameters, &planned.header, head_dim, dtype, &variant) };
                 Ok(())
             }
             #[cfg(feature = "cuda")]
@@ -255,16 +281,36 @@ impl Attention {
                     ("page_indices", parameters.page_indices),
                     ("out", parameters.out.address),
                     ("lse", parameters.lse.address),
+                    ("variant.sinks", variant.sinks),
+                    ("variant.alibi_slopes", variant.alibi_slopes),
+                    ("variant.temperatures", variant.temperatures),
+                    ("variant.mask", variant.mask),
                 ])?;
                 match &self.gpu {
                     // SAFETY: the addresses are live memory of the device, by this function's contract.
                     Some(gpu) if planned.header.items != 0 || self.graphs => unsafe {
-                        gpu.run(cuda, self.teams.teams * self.teams.blocks, &parameters, stream)
+                        gpu.run(cuda, self.teams.teams * self.teams.blocks, &parameters, &variant, stream)
                     },
                     _ => Ok(()),
                 }
             }
         }
+    }
+
+    /// What the config's variants do, with this call's addresses.
+    fn variant(&self, planned: &Planned, arguments: &Run, workspace: &Workspace) -> Result<ModifiedParameters, Error> {
+        if self.config.sigmoid_bias.is_some() && arguments.lse.is_some() {
+            return Err(ArgumentError::NoLse.into());
+        }
+        // What is captured into a graph must do for every batch within the limits.
+        let limits = self.planner.limits();
+        let (requests, mask_bytes) = match self.config.mask {
+            _ if !self.graphs => (planned.requests, planned.mask_bytes),
+            None => (limits.max_requests as u64, 0),
+            Some(form) => (limits.max_requests as u64, limits.mask_bytes(form)),
+        };
+        let mask_requests = workspace.address + self.planner.workspace_size().mask_requests_offset_bytes;
+        Ok(arguments.variant.parameters(&self.config, requests, mask_bytes, mask_requests)?)
     }
 
     fn check_receipt(&self, planned: &Planned, workspace: &Workspace) -> Result<(), ArgumentError> {
@@ -286,7 +332,7 @@ impl Attention {
 
     fn parameters(&self, planned: &Planned, arguments: &Run, workspace: &Workspace) -> Result<AttendParameters, Error> {
         let config = &self.config;
-        let Run { q, cache, page_indices, out, lse } = arguments;
+        let Run { q, cache, page_indices, out, lse, variant: _ } = arguments;
         for (tensor, dtype) in
             [("q", q.dtype), ("out", out.dtype), ("cache.k", cache.k.dtype), ("cache.v", cache.v.dtype)]
         {
@@ -334,7 +380,7 @@ const _: () = assert!(size_of::<WorkItem>().is_multiple_of(16));
 #[cfg(feature = "cuda")]
 mod gpu {
     use kernels_gpu::abi::parameters::AttendParameters;
-    use kernels_gpu::variant::StandardParameters;
+    use kernels_gpu::variant::{ModifiedParameters, StandardParameters};
 
     use crate::driver::{Event, Function, PinnedMemory, Stream};
     use crate::launch::{Cuda, attend_symbol};
@@ -346,7 +392,8 @@ mod gpu {
     #[derive(Debug)]
     pub struct Gpu {
         attend: Function,
-        variant: StandardParameters,
+        /// Whether the kernel is plain attention's.
+        is_plain: bool,
         staging: Vec<Staging>,
         next: usize,
     }
@@ -361,7 +408,7 @@ mod gpu {
     impl Gpu {
         pub fn new(device: &Device, config: &AttentionConfig, layout: WorkspaceLayout) -> Result<Option<Gpu>, Error> {
             let Some(cuda) = device.as_cuda() else { return Ok(None) };
-            let attend = cuda.function(&attend_symbol(config.dtype, config.head_dim))?;
+            let attend = cuda.function(&attend_symbol(config))?;
             cuda.context().bind()?;
             let staging = (0..STAGING_BUFFERS)
                 .map(|_| {
@@ -369,12 +416,7 @@ mod gpu {
                     Ok(Staging { memory, uploaded: Event::new()?, used: false })
                 })
                 .collect::<Result<_, Error>>()?;
-            Ok(Some(Gpu {
-                attend,
-                variant: StandardParameters { scale_log2: config.softmax_scale * std::f32::consts::LOG2_E },
-                staging,
-                next: 0,
-            }))
+            Ok(Some(Gpu { attend, is_plain: config.is_plain(), staging, next: 0 }))
         }
 
         pub fn upload(&mut self, workspace: u64, image: &[u8], stream: Stream) -> Result<(), Error> {
@@ -400,10 +442,18 @@ mod gpu {
             cuda: &Cuda,
             blocks: u32,
             parameters: &AttendParameters,
+            variant: &ModifiedParameters,
             stream: Stream,
         ) -> Result<(), Error> {
             // SAFETY: the caller's contract is the kernel's own.
-            unsafe { cuda.launch_pair(&self.attend, stream, blocks, parameters, &self.variant) }
+            unsafe {
+                if self.is_plain {
+                    let plain = StandardParameters { scale_log2: variant.scale };
+                    cuda.launch_pair(&self.attend, stream, blocks, parameters, &plain)
+                } else {
+                    cuda.launch_pair(&self.attend, stream, blocks, parameters, variant)
+                }
+            }
         }
     }
 }

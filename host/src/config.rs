@@ -61,6 +61,33 @@ pub struct AttentionConfig {
     /// Whether query token `t` sees key `k` only where `k <= t + kv_len - query_len` (bottom-right). With one query
     /// token a request it makes no difference.
     pub causal: bool,
+    /// Keys before its own that a query token sees; all where `None`.
+    pub window_left: Option<u32>,
+    /// Keys after its own that a query token sees, unless it is causal; all where `None`.
+    pub window_right: Option<u32>,
+    /// Which keys a query token sees of those left by the rules above, given at run time.
+    pub mask: Option<MaskForm>,
+    /// Whether each request's scaled scores are divided by a temperature given at run time.
+    pub temperatures: bool,
+    /// Scaled scores `s` become `cap * tanh(s / cap)`.
+    pub soft_cap: Option<f32>,
+    /// Whether `slope * (key - query)`, with positions in the request and a slope a query head given at run time, is
+    /// added to the logits.
+    pub alibi: bool,
+    /// Whether a logit a query head, given at run time, counts in every softmax of the head and has no value.
+    pub sinks: bool,
+    /// Weights are `sigmoid(logit + bias)`, and not a softmax.
+    pub sigmoid_bias: Option<f32>,
+}
+
+/// How a mask says whether a query token and a key may meet. The element of query token `t` and key `k` is number
+/// `t * kv_len + k` of its request's part; the parts of a batch follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MaskForm {
+    /// A bit each, the lowest of a byte first; each part starts with a byte.
+    Bits,
+    /// A byte each, 0 or 1.
+    Bytes,
 }
 
 /// A configuration no kernel can run.
@@ -111,8 +138,27 @@ pub enum ConfigError {
         /// The value found.
         got: f32,
     },
+    /// The soft cap is not a number to divide by.
+    #[error("soft_cap is {got}; supported is from {MIN_SOFT_CAP:e} to {MAX_SOFT_CAP:e}")]
+    SoftCap {
+        /// The value found.
+        got: f32,
+    },
+    /// The sigmoid's bias is not a finite number.
+    #[error("sigmoid_bias is {got}; it must be finite")]
+    SigmoidBiasNotFinite {
+        /// The value found.
+        got: f32,
+    },
+    /// A sink is part of a softmax.
+    #[error("sinks are part of a softmax; with sigmoid_bias there is none")]
+    SinksWithoutSoftmax,
 }
 
+/// Smallest soft cap.
+pub const MIN_SOFT_CAP: f32 = 1e-6;
+/// Largest soft cap.
+pub const MAX_SOFT_CAP: f32 = 1e9;
 /// Query heads a KV head may serve.
 pub const MAX_GROUP: u32 = 128;
 /// Largest page.
@@ -131,6 +177,14 @@ impl AttentionConfig {
             dtype: DType::Bf16,
             softmax_scale: 1.0 / (head_dim as f32).sqrt(),
             causal: true,
+            window_left: None,
+            window_right: None,
+            mask: None,
+            temperatures: false,
+            soft_cap: None,
+            alibi: false,
+            sinks: false,
+            sigmoid_bias: None,
         }
     }
 
@@ -186,6 +240,17 @@ impl AttentionConfig {
         if !self.softmax_scale.is_finite() {
             return Err(ConfigError::ScaleNotFinite { got: self.softmax_scale });
         }
+        if self.soft_cap.is_some_and(|cap| !(MIN_SOFT_CAP..=MAX_SOFT_CAP).contains(&cap)) {
+            return Err(ConfigError::SoftCap { got: self.soft_cap.unwrap_or(f32::NAN) });
+        }
+        if let Some(got) = self.sigmoid_bias {
+            if !got.is_finite() {
+                return Err(ConfigError::SigmoidBiasNotFinite { got });
+            }
+            if self.sinks {
+                return Err(ConfigError::SinksWithoutSoftmax);
+            }
+        }
         Ok(())
     }
 }
@@ -196,6 +261,7 @@ mod tests {
 
     #[test]
     fn refusals_name_the_field_and_the_value() {
+        let plain = AttentionConfig::new(8, 8, 128, 16);
         let cases = [
             (AttentionConfig::new(3, 2, 128, 16), "query_heads is 3, which is not a multiple of kv_heads = 2"),
             (AttentionConfig::new(4, 0, 128, 16), "kv_heads is 0; it must be at least 1"),
@@ -211,6 +277,12 @@ mod tests {
                 AttentionConfig::new(8, 8, 128, 16).with_softmax_scale(f32::NAN),
                 "softmax_scale is NaN; it must be finite",
             ),
+            (plain.with_soft_cap(0.0), "soft_cap is 0; supported is from 1e-6 to 1e9"),
+            (plain.with_soft_cap(-30.0), "soft_cap is -30; supported is from 1e-6 to 1e9"),
+            (plain.with_soft_cap(f32::INFINITY), "soft_cap is inf; supported is from 1e-6 to 1e9"),
+            (plain.with_soft_cap(f32::NAN), "soft_cap is NaN; supported is from 1e-6 to 1e9"),
+            (plain.with_sigmoid(f32::INFINITY), "sigmoid_bias is inf; it must be finite"),
+            (plain.with_sigmoid(0.0).with_sinks(), "sinks are part of a softmax; with sigmoid_bias there is none"),
         ];
         for (config, message) in cases {
             assert_eq!(config.validate().unwrap_err().to_string(), message);

@@ -16,6 +16,8 @@ pub mod device;
 #[cfg(feature = "cuda")]
 pub mod driver;
 mod error;
+#[cfg(any(feature = "cpu", feature = "cuda"))]
+pub mod inputs;
 #[cfg(feature = "cuda")]
 pub mod launch;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
@@ -25,18 +27,22 @@ pub mod page_table;
 pub mod plan;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub mod tensor;
+pub mod variant;
 pub mod workspace;
 
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use attention::{Attention, Planned, Run, Workspace};
-pub use config::{AttentionConfig, ConfigError, DType};
+pub use config::{AttentionConfig, ConfigError, DType, MaskForm};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use device::{Buffer, Device, Stream};
 pub use error::Error;
+#[cfg(any(feature = "cpu", feature = "cuda"))]
+pub use inputs::{MaskMemory, Values, VariantInputs};
 pub use page_table::{Indices, PageTable, PageTableError, QueryLengths};
 pub use plan::{Balance, Explain, Limits, Plan, PlanError, Planner, SplitMode, Target};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use tensor::{ArgumentError, Layout, Lse2, LseE, PageIndices, PagedCache, Rows};
+pub use variant::{alibi_slopes, pack_mask, tree_mask, window_left};
 pub use workspace::{WorkspaceError, WorkspaceLayout};
 
 /// The examples of the README, compiled and run with the crate's own.

@@ -4,7 +4,7 @@
 //! plans do not exist here. Out: [`State`]s. It shares no code with the executors or the kernels, makes no attempt
 //! at speed, and stands for "correct" in tests and when a replay checks sampled rows.
 //!
-//! A row that sees no key is output 0 with LSE -inf.
+//! A row that sees no key is output 0 with LSE -inf, or its sink's where it has one.
 
 use std::f64::consts::LN_2;
 
@@ -24,7 +24,29 @@ impl State {
     }
 }
 
+/// What an attention does beside or instead of plain softmax; by default nothing.
+#[derive(Clone, Copy, Default)]
+pub struct Rules<'a> {
+    /// Position `p` sees key `k` only where `k >= p - window_left`.
+    pub window_left: Option<usize>,
+    /// Position `p` sees key `k` only where `k <= p + window_right`.
+    pub window_right: Option<usize>,
+    /// Whether (query token, position) may meet.
+    pub mask: Option<&'a dyn Fn(usize, usize) -> bool>,
+    /// Divides the scaled scores.
+    pub temperature: Option<f64>,
+    /// Scaled scores `s` become `cap * tanh(s / cap)`.
+    pub soft_cap: Option<f64>,
+    /// Of a query head: `slope * (k - p)` is added to a logit.
+    pub alibi_slope: Option<&'a dyn Fn(usize) -> f64>,
+    /// Of a query head: a logit that counts in the softmax and has no value.
+    pub sink: Option<&'a dyn Fn(usize) -> f64>,
+    /// Weights are `sigmoid(logit + bias)`, not a softmax; there is no LSE, which reads 0.
+    pub sigmoid_bias: Option<f64>,
+}
+
 /// One request, its tokens and heads counted from 0.
+#[derive(Clone, Copy)]
 pub struct Request<'a> {
     /// New tokens; the last of them is at position `kv_len - 1`.
     pub query_len: usize,
@@ -36,6 +58,8 @@ pub struct Request<'a> {
     pub softmax_scale: f64,
     /// Whether token `t` sees key `k` only where `k <= t + kv_len - query_len`.
     pub causal: bool,
+    /// The rest.
+    pub rules: Rules<'a>,
     /// The query of (token, query head), `[head_dim]`.
     pub q: &'a dyn Fn(usize, usize) -> Vec<f64>,
     /// The key of (position, KV head), `[head_dim]`.
@@ -45,31 +69,63 @@ pub struct Request<'a> {
 }
 
 impl Request<'_> {
+    /// Position of a query token among the keys.
+    fn position(&self, token: usize) -> i64 {
+        token as i64 + self.kv_len as i64 - self.query_len as i64
+    }
+
     /// Whether query token `token` sees the key at `position`.
     pub fn visible(&self, token: usize, position: usize) -> bool {
-        position < self.kv_len && (!self.causal || position + self.query_len <= token + self.kv_len)
+        let Rules { window_left, window_right, mask, .. } = self.rules;
+        let behind = self.position(token) - position as i64;
+        position < self.kv_len
+            && (!self.causal || behind >= 0)
+            && window_left.is_none_or(|left| behind <= left as i64)
+            && window_right.is_none_or(|right| -behind <= right as i64)
+            && mask.is_none_or(|mask| mask(token, position))
+    }
+
+    fn logit(&self, token: usize, head: usize, position: usize, q: &[f64]) -> f64 {
+        let Rules { temperature, soft_cap, alibi_slope, .. } = self.rules;
+        let mut logit = self.softmax_scale * dot(q, &(self.k)(position, head / self.group));
+        if let Some(temperature) = temperature {
+            logit /= temperature;
+        }
+        if let Some(cap) = soft_cap {
+            logit = cap * (logit / cap).tanh();
+        }
+        if let Some(slope) = alibi_slope {
+            logit += slope(head) * (position as i64 - self.position(token)) as f64;
+        }
+        logit
     }
 
     /// The row of query token `token` and query head `head`.
     pub fn attend(&self, token: usize, head: usize) -> State {
         let q = (self.q)(token, head);
-        let kv_head = head / self.group;
         let positions: Vec<usize> = (0..self.kv_len).filter(|&position| self.visible(token, position)).collect();
-        let scores: Vec<f64> =
-            positions.iter().map(|&position| self.softmax_scale * dot(&q, &(self.k)(position, kv_head))).collect();
-        let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let logits: Vec<f64> = positions.iter().map(|&position| self.logit(token, head, position, &q)).collect();
+        let values = |weights: &[f64]| {
+            let mut out = vec![0.0; q.len()];
+            for (weight, &position) in weights.iter().zip(&positions) {
+                for (out, v) in out.iter_mut().zip((self.v)(position, head / self.group)) {
+                    *out += weight * v;
+                }
+            }
+            out
+        };
+        if let Some(bias) = self.rules.sigmoid_bias {
+            let weights: Vec<f64> = logits.iter().map(|logit| 1.0 / (1.0 + (-logit - bias).exp())).collect();
+            return State { out: values(&weights), lse: 0.0 };
+        }
+        let sink = self.rules.sink.map_or(f64::NEG_INFINITY, |sink| sink(head));
+        let largest = logits.iter().copied().fold(sink, f64::max);
         if largest == f64::NEG_INFINITY {
             return State { out: vec![0.0; q.len()], lse: f64::NEG_INFINITY };
         }
-        let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
-        let sum: f64 = weights.iter().sum();
-        let mut out = vec![0.0; q.len()];
-        for (weight, &position) in weights.iter().zip(&positions) {
-            for (out, v) in out.iter_mut().zip((self.v)(position, kv_head)) {
-                *out += weight / sum * v;
-            }
-        }
-        State { out, lse: largest + sum.ln() }
+        let sum = logits.iter().map(|logit| (logit - largest).exp()).sum::<f64>() + (sink - largest).exp();
+        let weights: Vec<f64> = logits.iter().map(|logit| (logit - largest).exp() / sum).collect();
+        State { out: values(&weights), lse: largest + sum.ln() }
     }
 }
 
@@ -118,12 +174,40 @@ mod tests {
         let k = |position: usize, _: usize| vec![keys[position]];
         let v = |position: usize, _: usize| vec![values[position]];
         let q = |_: usize, _: usize| vec![1.0];
-        let request =
-            Request { query_len: 1, kv_len: 3, group: 1, softmax_scale: 1.0, causal: true, q: &q, k: &k, v: &v };
+        let request = Request {
+            query_len: 1,
+            kv_len: 3,
+            group: 1,
+            softmax_scale: 1.0,
+            causal: true,
+            rules: Rules::default(),
+            q: &q,
+            k: &k,
+            v: &v,
+        };
         let state = request.attend(0, 0);
         close(state.out[0], (10.0 + 3.0 * 20.0 + 60.0) / 5.0);
         close(state.lse, 5f64.ln());
         close(state.lse2(), 5f64.log2());
+
+        // The last two keys, a sink that weighs 4, logits of 0 and -1 * ln 3.
+        let slope = |_: usize| -(3f64.ln());
+        let sink = |_: usize| 4f64.ln();
+        let window_left = Some(1);
+        let rules = Rules { window_left, alibi_slope: Some(&slope), sink: Some(&sink), ..Rules::default() };
+        let state = Request { rules, ..request }.attend(0, 0);
+        // Key 1 is one before the query: its logit is ln 3 + ln 3.
+        close(state.out[0], (9.0 * 20.0 + 60.0) / 14.0);
+        close(state.lse, 14f64.ln());
+
+        let rules = Rules { soft_cap: Some(0.5), temperature: Some(2.0), ..Rules::default() };
+        let state = Request { rules, ..request }.attend(0, 0);
+        let middle = (0.5 * 3f64.ln().tanh()).exp();
+        close(state.lse, (2.0 + middle).ln());
+
+        let mask = |_: usize, position: usize| position == 1;
+        let rules = Rules { mask: Some(&mask), sigmoid_bias: Some(-(3f64.ln())), ..Rules::default() };
+        close(Request { rules, ..request }.attend(0, 0).out[0], 10.0);
     }
 
     #[test]
@@ -131,8 +215,17 @@ mod tests {
         let rows = |position: usize, _: usize| vec![position as f64];
         let zero = |_: usize, _: usize| vec![0.0];
         let (query_len, kv_len) = (4, 2);
-        let request =
-            Request { query_len, kv_len, group: 1, softmax_scale: 1.0, causal: true, q: &zero, k: &rows, v: &rows };
+        let request = Request {
+            query_len,
+            kv_len,
+            group: 1,
+            softmax_scale: 1.0,
+            causal: true,
+            rules: Rules::default(),
+            q: &zero,
+            k: &rows,
+            v: &rows,
+        };
         let states: Vec<State> = (0..query_len).map(|token| request.attend(token, 0)).collect();
         assert_eq!(states[0], State { out: vec![0.0], lse: f64::NEG_INFINITY });
         assert_eq!(states[1], states[0]);

@@ -88,6 +88,25 @@ pub enum ArgumentError {
     /// Run without a plan.
     #[error("run was called before plan")]
     NotPlanned,
+    /// The attention reads something at run time that the call does not bring.
+    #[error("the attention was made {made}; this call needs {input}")]
+    MissingInput {
+        /// What is missing.
+        input: &'static str,
+        /// How the attention was configured.
+        made: &'static str,
+    },
+    /// The call brings something that the attention does not read.
+    #[error("this call brings {input}, which the attention does not read; make it {made}")]
+    UnusedInput {
+        /// What nothing reads.
+        input: &'static str,
+        /// The configuration that would.
+        made: &'static str,
+    },
+    /// An LSE was asked for where there is none.
+    #[error("lse was asked for; an attention made with_sigmoid has none")]
+    NoLse,
     /// The plan is not the latest one: its arrays were overwritten.
     #[error("the plan of epoch {got} was replaced by the plan of epoch {latest}")]
     StalePlan {

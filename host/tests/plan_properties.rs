@@ -5,10 +5,11 @@
 
 use std::collections::HashMap;
 use std::mem::replace;
+use std::ops::Range;
 
-use kernels_gpu::abi::plan::{PlanHeader, WorkItem};
+use kernels_gpu::abi::plan::{MaskRequest, PlanHeader, WorkItem};
 use oxattn::plan::{ITEM_COST_TILES, MIN_PIECE_TILES};
-use oxattn::{AttentionConfig, Limits, PageTable, Plan, PlanError, Planner, QueryLengths, SplitMode, Target};
+use oxattn::{AttentionConfig, Limits, MaskForm, PageTable, Plan, PlanError, Planner, QueryLengths, SplitMode, Target};
 use proptest::prelude::*;
 
 /// (query_len, kv_len).
@@ -47,10 +48,24 @@ fn tight_limits(requests: &[Request]) -> Limits {
     }
 }
 
-/// Keys that query token `t` sees, from the contract: `k <= t + kv_len - query_len` if causal.
-fn visible_keys(causal: bool, (query_len, kv_len): Request, token: u32) -> u32 {
-    let last = token as i64 + kv_len as i64 - query_len as i64;
-    (0..kv_len as i64).filter(|&key| !causal || key <= last).count() as u32
+/// Keys that query token `t` sees, from the contract: with `p = t + kv_len - query_len`, `k <= p` if causal, and `p -
+/// window_left <= k <= p + window_right`.
+fn visible_keys(config: &AttentionConfig, (query_len, kv_len): Request, token: u32) -> Range<u32> {
+    let position = token as i64 + kv_len as i64 - query_len as i64;
+    let sees = |key: u32| {
+        let ahead = key as i64 - position;
+        (!config.causal || ahead <= 0)
+            && config.window_left.is_none_or(|left| -ahead <= left as i64)
+            && config.window_right.is_none_or(|right| ahead <= right as i64)
+    };
+    let begin = (0..kv_len).find(|&key| sees(key)).unwrap_or(0);
+    begin..(begin..kv_len).find(|&key| !sees(key)).unwrap_or(kv_len)
+}
+
+/// From the first key that a row of `rows` sees to one past the last; `0..0` where none sees any.
+fn keys_of_rows(config: &AttentionConfig, request: Request, rows: Range<u32>) -> Range<u32> {
+    let keys = rows.map(|row| visible_keys(config, request, row / config.group())).filter(|keys| !keys.is_empty());
+    keys.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
 }
 
 fn check(plan: &Plan, requests: &[Request]) {
@@ -83,17 +98,17 @@ fn check(plan: &Plan, requests: &[Request]) {
         pieces.sort_by_key(|item| item.piece);
         let (first, count) = (*pieces[0], pieces.len() as u32);
         assert!(pieces.iter().map(|item| item.piece).eq(0..count), "{pieces:?}");
-        assert_eq!(first.kv_begin_tokens, 0);
         assert!(pieces.windows(2).all(|pair| pair[0].kv_end_tokens == pair[1].kv_begin_tokens), "{pieces:?}");
         for item in pieces.iter() {
             assert_eq!((item.rows, item.pieces), (first.rows, count));
             assert_eq!((item.partial_begin, item.group), (first.partial_begin, first.group));
         }
-        // The range ends with the last key that any row of the tile sees: nothing missed, nothing read in vain.
+        // From the tile of the first key that any row sees to the last such key: nothing missed, no tile read in vain.
         let rows = first.row_begin..first.row_begin + first.rows;
-        let request = requests[first.request as usize];
-        let seen = rows.map(|row| visible_keys(config.causal, request, row / group)).max();
-        assert_eq!(seen, pieces.last().map(|item| item.kv_end_tokens));
+        let seen = keys_of_rows(&config, requests[first.request as usize], rows);
+        let tile_tokens = plan.target().tile_tokens;
+        assert_eq!(seen.start / tile_tokens * tile_tokens, first.kv_begin_tokens);
+        assert_eq!(Some(seen.end), pieces.last().map(|item| item.kv_end_tokens));
         rows_written += first.rows * heads;
         if count == 1 {
             assert_eq!((first.partial_begin, first.group), (0, 0));
@@ -157,9 +172,9 @@ fn check_balance(plan: &Plan, requests: &[Request]) {
     for &request in requests {
         let packed_rows = request.0 * config.group();
         for row in (0..packed_rows).step_by(16) {
-            let last = (row + 15).min(packed_rows - 1);
-            let keys = visible_keys(config.causal, request, last / config.group());
-            unit_costs.push(keys.div_ceil(target.tile_tokens) as u64 + ITEM_COST_TILES);
+            let keys = keys_of_rows(config, request, row..packed_rows.min(row + 16));
+            let tiles = keys.end.div_ceil(target.tile_tokens) - keys.start / target.tile_tokens;
+            unit_costs.push(tiles as u64 + ITEM_COST_TILES);
         }
     }
     let mean = unit_costs.iter().sum::<u64>().div_ceil(plan.header().teams as u64);
@@ -205,8 +220,10 @@ fn requests() -> impl Strategy<Value = Vec<Request>> {
 fn configs() -> impl Strategy<Value = AttentionConfig> {
     let heads = vec![(1, 1), (8, 2), (5, 1), (40, 8), (32, 8), (64, 1), (71, 71), (36, 3), (128, 1), (64, 8)];
     let pages = vec![1u32, 3, 16, 64];
-    (prop::sample::select(heads), prop::sample::select(pages), any::<bool>()).prop_map(|((query, kv), page, causal)| {
-        let config = AttentionConfig::new(query, kv, 128, page);
+    let window = || prop::option::weighted(0.3, prop_oneof![0u32..100, 0u32..3000, Just(u32::MAX)]);
+    let shape = (prop::sample::select(heads), prop::sample::select(pages));
+    (shape, any::<bool>(), window(), window()).prop_map(|(((query, kv), page), causal, left, right)| {
+        let config = AttentionConfig::new(query, kv, 128, page).with_window(left, right);
         if causal { config } else { config.non_causal() }
     })
 }
@@ -538,4 +555,49 @@ fn a_plan_explains_itself() {
          fold      1056 partial states, 544896 bytes\n\
          bytes     134217728 of keys and values, 2352 of plan"
     );
+}
+
+/// A window's keys are planned, and the rest of their tiles; the plan's work follows the window, not the length.
+#[test]
+fn only_a_window_s_tiles_are_planned() {
+    let keys = |config: AttentionConfig, mode, requests: &[Request]| {
+        let mut planner = Planner::new(config, Target::new(264, 64), mode, tight_limits(requests)).unwrap();
+        let plan = Batch::new(16, requests).plan(&mut planner, 16);
+        check(plan, requests);
+        plan.items().iter().map(|item| (item.kv_end_tokens - item.kv_begin_tokens) as u64).sum::<u64>()
+    };
+    let config = AttentionConfig::new(32, 8, 128, 16);
+    let decode = [(1, 100_000)];
+    // Position 99,999 sees keys 99,000 and later; their first tile begins at 98,944.
+    for mode in [SplitMode::Balanced, SplitMode::BatchInvariant, SplitMode::Unsplit] {
+        assert_eq!(keys(config.with_window(Some(999), None), mode, &decode), 100_000 - 98_944);
+        assert_eq!(keys(config.with_window(Some(0), None), mode, &decode), 32);
+        assert_eq!(keys(config.with_window(Some(u32::MAX), None), mode, &decode), 100_000);
+    }
+    // Four tokens a row tile, the last of which sees key 4 + 10 at most: positions 96 to 99 and 100 to 103 of 104.
+    let both = config.non_causal().with_window(Some(10), Some(10));
+    assert_eq!(keys(both, SplitMode::Unsplit, &[(8, 104)]), (104 - 64) + (104 - 64));
+    assert_eq!(keys(both, SplitMode::Unsplit, &[(8, 200)]), (200 - 128) * 2);
+    // Tokens before the first key, which see it through their window or not at all.
+    assert_eq!(keys(config.non_causal().with_window(None, Some(2)), SplitMode::Unsplit, &[(8, 2)]), 0 + 2);
+}
+
+/// Each request's part of a mask starts with a byte of its own.
+#[test]
+fn masks_are_placed_one_after_another() {
+    let requests = [(3, 5), (0, 7), (1, 9), (2, 0), (2, 8)];
+    for (form, begins, bytes) in
+        [(MaskForm::Bits, [0, 16, 16, 32, 32], 2 + 2 + 2), (MaskForm::Bytes, [0, 15, 15, 24, 24], 15 + 9 + 16)]
+    {
+        let config = AttentionConfig::new(8, 2, 128, 16).with_mask(form);
+        let mut planner =
+            Planner::new(config, Target::new(4, 64), SplitMode::Balanced, tight_limits(&requests)).unwrap();
+        let plan = Batch::new(16, &requests).plan(&mut planner, 16);
+        check(plan, &requests);
+        assert_eq!(plan.mask_bytes(), bytes);
+        let offset = plan.workspace().mask_requests_offset_bytes as usize;
+        let places: &[MaskRequest] = bytemuck::cast_slice(&plan.image()[offset..offset + 16 * requests.len()]);
+        assert!(places.iter().map(|place| place.begin_elements).eq(begins));
+        assert!(places.iter().map(|place| place.kv_len_tokens).eq([5, 7, 9, 0, 8]));
+    }
 }

@@ -32,7 +32,7 @@ use crate::{
     merge::{Values, fold_rows},
     softmax::OnlineSoftmax,
     tile::{SharedTile, unroll, zeros},
-    variant::{ScoreAt, Variant},
+    variant::{Piece, RowAt, Variant},
 };
 
 /// The kernel. `QUERY_STEPS` is `HEAD_DIM / 16` and `OUTPUT_STEPS` the 16-column steps of a warp's share of the
@@ -60,6 +60,8 @@ pub unsafe fn attend<
     let (kv_warp, output_warp) = (warp / shape.output_warps, warp % shape.output_warps);
     let (row, quad) = (lane / 4, lane % 4);
     let room = Room::<HEAD_DIM, HOPPER>::new();
+    // Wide heads leave no registers for what a variant keeps of its rows; they are looked at again for every tile.
+    let rows_resident = V::IS_LIGHT || Shape::<HEAD_DIM, HOPPER>::RESIDENT_QUERIES;
 
     // SAFETY: the caller's contract covers every address formed below.
     unsafe {
@@ -83,11 +85,24 @@ pub unsafe fn attend<
         while at.has_work() {
             let work = Work::read(&p, at);
             let limits = work.limits(&p, row);
-            let (first_limit, rows) = (work.limit(&p, 0), work.rows);
+            let first_limit = work.limit(&p, 0);
+            // The lane's two rows, and the first and last of the item.
+            let look_at = |work: &Work| {
+                let look_at = |row: u32| variant.row(|| work.at(&p, row));
+                [[look_at(row), look_at(row + 8)], [look_at(0), look_at(work.rows - 1)]]
+            };
+            let variant_rows = look_at(&work);
             let mut queries: [[u32; 4]; QUERY_STEPS] = core::mem::zeroed();
             let mut outputs: [[f32; 4]; OUTPUT_STEPS] = core::mem::zeroed();
             let mut outputs_right: [[f32; 4]; OUTPUT_STEPS] = core::mem::zeroed();
             let mut softmax = OnlineSoftmax::new();
+            // What a row starts with counts once: in one warp, and there in one lane's part of the sum.
+            unroll::<2>(|half| {
+                let piece = Piece { index: work.piece, count: work.pieces, keys: [work.kv_begin, work.kv_end] };
+                let [maximum, sum] = variant.start(variant_rows[0][half], piece);
+                softmax.maximum[half] = if kv_warp == 0 || !variant.is_softmax() { maximum } else { f32::NEG_INFINITY };
+                softmax.sum[half] = if kv_warp == 0 && quad == 0 { sum } else { 0.0 };
+            });
             let mut token = work.kv_begin;
             loop {
                 if shape.stages == 3 {
@@ -141,21 +156,29 @@ pub unsafe fn attend<
                     load_matrix_x4_transposed(values.chunk(kv_warp * 16 + lane % 16, column))
                 };
                 let mut fragments = [[0; 4]; OUTPUT_STEPS];
-                if Shape::<HEAD_DIM, HOPPER>::RESIDENT_QUERIES {
+                if Shape::<HEAD_DIM, HOPPER>::RESIDENT_QUERIES && V::IS_LIGHT {
                     unroll::<OUTPUT_STEPS>(|n| fragments[n] = value(n));
                 }
 
+                let (limits, first_limit, [variant_rows, end_rows]) = if rows_resident {
+                    (limits, first_limit, variant_rows)
+                } else {
+                    let work = Work::read_again(&p, at);
+                    (work.limits(&p, row), work.limit(&p, 0), look_at(&work))
+                };
                 let key = token + kv_warp * 16 + 2 * quad;
                 unroll::<2>(|n| {
                     unroll::<4>(|i| {
                         let (half, key) = (i / 2, key + 8 * n as u32 + i as u32 % 2);
-                        scores[n][i] = variant.logit(scores[n][i], || work.at(&p, row + 8 * half as u32, key));
+                        scores[n][i] = variant.logit(variant_rows[half], scores[n][i], key);
                     })
                 });
-                if (token + shape.tile_tokens()) as i32 > first_limit {
+                let tile_end = token + shape.tile_tokens();
+                if (tile_end as i32 > first_limit) | variant.may_hide(end_rows, [token, tile_end]) {
                     unroll::<2>(|n| {
                         unroll::<4>(|i| {
-                            if (key + 8 * n as u32 + i as u32 % 2) as i32 >= limits[i / 2] {
+                            let (half, key) = (i / 2, key + 8 * n as u32 + i as u32 % 2);
+                            if key as i32 >= limits[half] || variant.hides(variant_rows[half], key) {
                                 scores[n][i] = f32::NEG_INFINITY;
                             }
                         })
@@ -164,8 +187,12 @@ pub unsafe fn attend<
 
                 // Weights, and what they do to the accumulators.
                 let [left, right] = scores;
-                let (upper, shrink_upper) = softmax.update(0, [left[0], left[1], right[0], right[1]]);
-                let (lower, shrink_lower) = softmax.update(1, [left[2], left[3], right[2], right[3]]);
+                let (upper, lower) = ([left[0], left[1], right[0], right[1]], [left[2], left[3], right[2], right[3]]);
+                let ((upper, shrink_upper), (lower, shrink_lower)) = if variant.is_softmax() {
+                    (softmax.update(0, upper), softmax.update(1, lower))
+                } else {
+                    ((upper.map(|logit| variant.weight(logit)), 1.0), (lower.map(|logit| variant.weight(logit)), 1.0))
+                };
                 let weights = [
                     E::pack(upper[0], upper[1]),
                     E::pack(lower[0], lower[1]),
@@ -179,7 +206,8 @@ pub unsafe fn attend<
 
                 // O += P V for this warp's 16 values and its columns.
                 unroll::<OUTPUT_STEPS>(|n| {
-                    let b = if Shape::<HEAD_DIM, HOPPER>::RESIDENT_QUERIES { fragments[n] } else { value(n) };
+                    let early = Shape::<HEAD_DIM, HOPPER>::RESIDENT_QUERIES && V::IS_LIGHT;
+                    let b = if early { fragments[n] } else { value(n) };
                     E::multiply_accumulate(&mut outputs[n], weights, [b[0], b[1]]);
                     E::multiply_accumulate(&mut outputs_right[n], weights, [b[2], b[3]]);
                 });
@@ -192,9 +220,10 @@ pub unsafe fn attend<
                     softmax.finish();
                     sync_threads();
                     let fold = room.fold(consumed);
+                    let work = Work::read_again(&p, at);
                     unroll::<2>(|half| {
                         let row = row + 8 * half as u32;
-                        if row < rows {
+                        if row < work.rows {
                             if output_warp == 0 && quad == 0 {
                                 fold.state(kv_warp, row).store([softmax.maximum[half], softmax.sum[half]]);
                             }
@@ -207,7 +236,6 @@ pub unsafe fn attend<
                         }
                     });
                     sync_threads();
-                    let work = Work::read_again(&p, at);
                     split |= work.pieces > 1;
                     fold.write::<E>(&p, &work);
                     break;
@@ -365,8 +393,8 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Shape<HEAD_DIM, HOPPER> {
     /// Rounds in which the block's threads copy a tile of K (and of V), a piece each.
     const ROUNDS: usize = (Self::TILE.tile_tokens() * Self::CHUNKS / Self::TILE.threads()) as usize;
 
-    /// First step of a batch of key fragments, and how many: half as many where queries are read again, and half of
-    /// that where the loop would spill.
+    /// First step of a batch of key fragments, and how many: half as many where queries are read again, and less
+    /// where the loop would spill.
     const fn steps_of_batch(batch: usize) -> (usize, usize) {
         let size = if Self::RESIDENT_QUERIES {
             BATCH
@@ -777,11 +805,11 @@ impl Work {
         [self.limit(p, row), self.limit(p, row + 8)]
     }
 
+    /// A row of the tile as variants see it; rows past the last are the last.
     #[inline(always)]
-    fn at(&self, p: &AttendParameters, row: u32, key: u32) -> ScoreAt {
-        let (token, query_head) = self.token_and_head(p.group, row);
-        let query_position = token as i32 + self.query_position;
-        ScoreAt { request: self.request, query_head, query_position, key_position: key }
+    fn at(&self, p: &AttendParameters, row: u32) -> RowAt {
+        let (token, query_head) = self.token_and_head(p.group, row.min(self.rows - 1));
+        RowAt { request: self.request, token, query_head, position: token as i32 + self.query_position }
     }
 }
 

@@ -8,26 +8,26 @@ macro_rules! for_each_kernel {
     ($use:ident) => {
         $use! {
             attend {
-                attend_bf16_d64: Bf16, 64, 4, 4;
-                attend_bf16_d80: Bf16, 80, 5, 5;
-                attend_bf16_d96: Bf16, 96, 6, 6;
-                attend_bf16_d112: Bf16, 112, 7, 7;
-                attend_bf16_d128: Bf16, 128, 8, 8;
-                attend_bf16_d160: Bf16, 160, 10, 5;
-                attend_bf16_d192: Bf16, 192, 12, 6;
-                attend_bf16_d224: Bf16, 224, 14, 7;
-                attend_bf16_d256: Bf16, 256, 16, 8;
-                attend_bf16_d512: Bf16, 512, 32, 8;
-                attend_f16_d64: F16, 64, 4, 4;
-                attend_f16_d80: F16, 80, 5, 5;
-                attend_f16_d96: F16, 96, 6, 6;
-                attend_f16_d112: F16, 112, 7, 7;
-                attend_f16_d128: F16, 128, 8, 8;
-                attend_f16_d160: F16, 160, 10, 5;
-                attend_f16_d192: F16, 192, 12, 6;
-                attend_f16_d224: F16, 224, 14, 7;
-                attend_f16_d256: F16, 256, 16, 8;
-                attend_f16_d512: F16, 512, 32, 8;
+                attend_bf16_d64 attend_modified_bf16_d64: Bf16, 64, 4, 4;
+                attend_bf16_d80 attend_modified_bf16_d80: Bf16, 80, 5, 5;
+                attend_bf16_d96 attend_modified_bf16_d96: Bf16, 96, 6, 6;
+                attend_bf16_d112 attend_modified_bf16_d112: Bf16, 112, 7, 7;
+                attend_bf16_d128 attend_modified_bf16_d128: Bf16, 128, 8, 8;
+                attend_bf16_d160 attend_modified_bf16_d160: Bf16, 160, 10, 5;
+                attend_bf16_d192 attend_modified_bf16_d192: Bf16, 192, 12, 6;
+                attend_bf16_d224 attend_modified_bf16_d224: Bf16, 224, 14, 7;
+                attend_bf16_d256 attend_modified_bf16_d256: Bf16, 256, 16, 8;
+                attend_bf16_d512 attend_modified_bf16_d512: Bf16, 512, 32, 8;
+                attend_f16_d64 attend_modified_f16_d64: F16, 64, 4, 4;
+                attend_f16_d80 attend_modified_f16_d80: F16, 80, 5, 5;
+                attend_f16_d96 attend_modified_f16_d96: F16, 96, 6, 6;
+                attend_f16_d112 attend_modified_f16_d112: F16, 112, 7, 7;
+                attend_f16_d128 attend_modified_f16_d128: F16, 128, 8, 8;
+                attend_f16_d160 attend_modified_f16_d160: F16, 160, 10, 5;
+                attend_f16_d192 attend_modified_f16_d192: F16, 192, 12, 6;
+                attend_f16_d224 attend_modified_f16_d224: F16, 224, 14, 7;
+                attend_f16_d256 attend_modified_f16_d256: F16, 256, 16, 8;
+                attend_f16_d512 attend_modified_f16_d512: F16, 512, 32, 8;
             }
             merge_states {
                 merge_states_f32: f32;
@@ -51,14 +51,14 @@ mod device {
     use simt::number::{Bf16, F16};
 
     use crate::abi::parameters::*;
-    use crate::variant::{Standard, StandardParameters};
+    use crate::variant::{Modified, ModifiedParameters, Standard, StandardParameters};
     use crate::{append, attend, merge, stream};
 
     const HOPPER: bool = cfg!(target_feature = "sm_90a");
 
     macro_rules! stamp {
         (
-            attend { $($attend:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
+            attend { $($attend:ident $modified:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
         ) => {
@@ -67,6 +67,12 @@ mod device {
                 unsafe extern "ptx-kernel" fn $attend(p: AttendParameters, variant: StandardParameters) {
                     // SAFETY: the launcher passes what the body's contract asks for.
                     unsafe { attend::attend::<$element, Standard, $dim, HOPPER, $query, $output>(p, variant) }
+                }
+
+                #[unsafe(no_mangle)]
+                unsafe extern "ptx-kernel" fn $modified(p: AttendParameters, variant: ModifiedParameters) {
+                    // SAFETY: the launcher passes what the body's contract asks for.
+                    unsafe { attend::attend::<$element, Modified, $dim, HOPPER, $query, $output>(p, variant) }
                 }
             )*
             $(
@@ -138,13 +144,14 @@ mod host {
 
     macro_rules! list {
         (
-            attend { $($attend:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
+            attend { $($attend:ident $modified:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
         ) => {
             /// Every kernel.
             pub const KERNELS: &[KernelEntry] = &[
                 $(KernelEntry { symbol: stringify!($attend), launch: |f| attend_bounds($dim, f), hot: true },)*
+                $(KernelEntry { symbol: stringify!($modified), launch: |f| attend_bounds($dim, f), hot: true },)*
                 $(KernelEntry { symbol: stringify!($states), launch: merge_bounds, hot: true },)*
                 $(KernelEntry { symbol: stringify!($append), launch: append_bounds, hot: true },)*
                 KernelEntry { symbol: "positions", launch: append_bounds, hot: false },
@@ -164,7 +171,7 @@ mod emulated {
     use simt::number::{Bf16, F16};
 
     use crate::abi::{parameters::*, tile::Family};
-    use crate::variant::{Standard, StandardParameters};
+    use crate::variant::{Modified, ModifiedParameters, Standard, StandardParameters};
     use crate::{append, attend, merge, stream};
 
     /// What a kernel is launched with.
@@ -172,6 +179,8 @@ mod emulated {
     pub enum Parameters {
         /// For `attend_*`.
         Attend(AttendParameters, StandardParameters),
+        /// For `attend_modified_*`.
+        AttendModified(AttendParameters, ModifiedParameters),
         /// For `merge_states_*`.
         MergeStates(MergeStatesParameters),
         /// For `append_*`.
@@ -184,7 +193,7 @@ mod emulated {
 
     macro_rules! bodies {
         (
-            attend { $($attend:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
+            attend { $($attend:ident $modified:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
         ) => {
@@ -204,6 +213,12 @@ mod emulated {
                             }
                             (stringify!($attend), Parameters::Attend(p, v), Family::Sm90a) => {
                                 attend::attend::<$element, Standard, $dim, true, $query, $output>(p, v)
+                            }
+                            (stringify!($modified), Parameters::AttendModified(p, v), Family::Sm80) => {
+                                attend::attend::<$element, Modified, $dim, false, $query, $output>(p, v)
+                            }
+                            (stringify!($modified), Parameters::AttendModified(p, v), Family::Sm90a) => {
+                                attend::attend::<$element, Modified, $dim, true, $query, $output>(p, v)
                             }
                         )*
                         $((stringify!($states), Parameters::MergeStates(p), _) => merge::merge_states::<$values>(p),)*

@@ -64,7 +64,8 @@ fn fast_functions() {
 
 #[test]
 fn tanh_is_good_to_its_last_bits() {
-    let magnitudes = (-149..128).flat_map(|exponent| (0..64).map(move |step| 2f32.powi(exponent) * (1.0 + step as f32 / 64.0)));
+    let magnitudes =
+        (-149..128).flat_map(|exponent| (0..64).map(move |step| 2f32.powi(exponent) * (1.0 + step as f32 / 64.0)));
     for x in magnitudes.flat_map(|x| [x, -x]) {
         let (got, wanted) = (tanh(x) as f64, (x as f64).tanh());
         assert!((got - wanted).abs() <= 4e-7 * wanted.abs(), "tanh({x:e}) is {got:e}, not {wanted:e}");

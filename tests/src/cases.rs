@@ -3,6 +3,7 @@
 //! Names beginning with a letter and a number are faults found in other libraries' public trackers, reduced.
 
 use crate::layout::{LAYOUTS, Layout};
+use crate::variants::{Modifiers, variant_cases};
 use kernels_gpu::abi::tile::ATTEND_HEAD_DIMS;
 use oxattn::config::{AttentionConfig, DType};
 
@@ -29,6 +30,8 @@ pub struct Case {
     pub query_row_elements: Option<usize>,
     /// What each request's numbers depend on, besides heads, dims and positions.
     pub seeds: Vec<u64>,
+    /// What the config's variants read.
+    pub modifiers: Modifiers,
 }
 
 /// What queries, keys and values are.
@@ -73,7 +76,7 @@ pub enum Pages {
 pub const HIGH_PAGE: u32 = 262_144;
 
 impl Case {
-    fn new(
+    pub(crate) fn new(
         name: impl Into<String>,
         (query_heads, kv_heads): (u32, u32),
         head_dim: u32,
@@ -92,10 +95,11 @@ impl Case {
             pages: Pages::Scattered,
             query_row_elements: None,
             seeds: (0..kv_lens.len() as u64).collect(),
+            modifiers: Modifiers::default(),
         }
     }
 
-    fn f16(mut self) -> Case {
+    pub(crate) fn f16(mut self) -> Case {
         self.config = self.config.with_dtype(DType::F16);
         self
     }
@@ -105,16 +109,16 @@ impl Case {
         self
     }
 
-    fn non_causal(mut self) -> Case {
+    pub(crate) fn non_causal(mut self) -> Case {
         self.config = self.config.non_causal();
         self
     }
 
-    fn layout(self, layout: Layout) -> Case {
+    pub(crate) fn layout(self, layout: Layout) -> Case {
         Case { layout, ..self }
     }
 
-    fn values(self, values: Values) -> Case {
+    pub(crate) fn values(self, values: Values) -> Case {
         Case { values, ..self }
     }
 
@@ -160,6 +164,7 @@ pub fn cases() -> Vec<Case> {
     decode_grid(&mut cases);
     several_tokens(&mut cases);
     field_cases(&mut cases);
+    cases.extend(variant_cases());
     cases
 }
 

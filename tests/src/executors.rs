@@ -12,7 +12,7 @@ use kernels_gpu::abi::parameters::{AppendParameters, AttendParameters, MergeStat
 use kernels_gpu::abi::plan::PlanHeader;
 use kernels_gpu::abi::tile::{APPEND_PIECES, APPEND_THREADS, Family, MERGE_THREADS};
 use kernels_gpu::entries::{KERNELS, Parameters, body};
-use kernels_gpu::variant::StandardParameters;
+use kernels_gpu::variant::{ModifiedParameters, StandardParameters};
 use oxattn::config::DType;
 use simt::emulator::{Counters, GlobalMemory, Launch, RawAccess};
 use std::cell::Cell;
@@ -30,8 +30,10 @@ pub struct AttentionLaunch {
     pub head_dim: u32,
     /// Of queries, cache and outputs.
     pub dtype: DType,
-    /// Multiplies raw scores.
-    pub softmax_scale: f32,
+    /// What it does beside plain softmax.
+    pub variant: ModifiedParameters,
+    /// Whether that is nothing.
+    pub is_plain: bool,
     /// All memory that the launch touches.
     pub regions: Vec<Region>,
 }
@@ -57,9 +59,9 @@ pub struct Cpu;
 
 impl Executor for Cpu {
     fn attention(&self, launch: &AttentionLaunch) {
-        let AttentionLaunch { attend, header, head_dim, dtype, softmax_scale, .. } = launch;
+        let AttentionLaunch { attend, header, head_dim, dtype, variant, .. } = launch;
         // SAFETY: fixtures own the memory that their launches describe, and wait.
-        unsafe { oxattn::cpu::attend(attend, header, *head_dim, *dtype, *softmax_scale) }
+        unsafe { oxattn::cpu::attend(attend, header, *head_dim, *dtype, variant) }
     }
 }
 
@@ -127,9 +129,14 @@ impl Emulator {
 
 impl Executor for Emulator {
     fn attention(&self, launch: &AttentionLaunch) {
-        let variant = StandardParameters { scale_log2: launch.softmax_scale * std::f32::consts::LOG2_E };
-        let symbol = format!("attend_{}_d{}", launch.dtype, launch.head_dim);
-        self.launch(&symbol, launch.blocks, Parameters::Attend(launch.attend, variant), &launch.regions);
+        let AttentionLaunch { attend, variant, dtype, head_dim, .. } = *launch;
+        let (symbol, parameters) = if launch.is_plain {
+            let plain = StandardParameters { scale_log2: variant.scale };
+            (format!("attend_{dtype}_d{head_dim}"), Parameters::Attend(attend, plain))
+        } else {
+            (format!("attend_modified_{dtype}_d{head_dim}"), Parameters::AttendModified(attend, variant))
+        };
+        self.launch(&symbol, launch.blocks, parameters, &launch.regions);
     }
 }
 

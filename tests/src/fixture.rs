@@ -10,13 +10,16 @@ use crate::layout::{Strides, strides};
 use crate::number::{bits, lse_agrees, row_error, row_tolerance, value};
 use crate::plans::PlanImage;
 use crate::random::Random;
+use crate::variants::Modifiers;
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::parameters::{AttendParameters, CacheView, RowsView};
-use oxattn::oracle::{Request, State};
+use kernels_gpu::abi::plan::MaskRequest;
+use kernels_gpu::variant::ModifiedParameters;
+use oxattn::oracle::{Request, Rules, State};
 use oxattn::tensor::CacheRows;
-use oxattn::{Device, Lse2, LseE, PageIndices, PagedCache, Rows, Run};
+use oxattn::{Device, Lse2, LseE, MaskForm, MaskMemory, PageIndices, PagedCache, Rows, Run, VariantInputs, pack_mask};
 use std::cell::OnceCell;
-use std::f32::consts::LN_2;
+use std::f32::consts::{LN_2, LOG2_E};
 use std::rc::Rc;
 
 /// What unused slots hold where they do not hold NaN.
@@ -56,6 +59,10 @@ pub struct Fixture {
     /// For each request `[kv_len, kv_heads, head_dim]`.
     keys: Vec<Vec<u16>>,
     values: Vec<Vec<u16>>,
+    /// What the case's variants read: sinks, slopes, temperatures.
+    numbers: [Buffer; 3],
+    mask: Buffer,
+    mask_requests: Buffer,
     /// The oracle's answers, once asked for.
     answers: OnceCell<Vec<(Place, State)>>,
 }
@@ -166,8 +173,13 @@ impl Fixture {
             q.as_mut_slice::<u16>()[q_strides.row(token, 0)..][..row.len()].copy_from_slice(row);
         }
 
+        let (mask, mask_requests) = mask_of(case);
+        let Modifiers { sinks, slopes, temperatures, .. } = &case.modifiers;
         Fixture {
             case: case.clone(),
+            numbers: [sinks, slopes, temperatures].map(|numbers| Buffer::of(numbers)),
+            mask: Buffer::of(&mask),
+            mask_requests: Buffer::of(&mask_requests),
             page_begin,
             page_indices,
             q,
@@ -225,7 +237,10 @@ impl Fixture {
             lse_scale,
             padding: 0,
         };
-        let inputs = [&mut page_indices, &mut self.q, &mut self.pool];
+        let variant = self.parameters();
+        let [sinks, slopes, temperatures] = &mut self.numbers;
+        let variant_inputs = [sinks, slopes, temperatures, &mut self.mask, &mut self.mask_requests];
+        let inputs = [&mut page_indices, &mut self.q, &mut self.pool].into_iter().chain(variant_inputs);
         let outputs = [&mut out, &mut lse, &mut partial_out, &mut partial_lse];
         let mut regions = plan.regions().to_vec();
         regions.extend(inputs.map(|buffer| buffer.region(Access::Read)));
@@ -236,11 +251,39 @@ impl Fixture {
             blocks: plan.teams.teams * plan.teams.blocks,
             head_dim: config.head_dim,
             dtype: config.dtype,
-            softmax_scale: config.softmax_scale,
+            is_plain: config.is_plain(),
+            variant,
             regions,
         });
         assert!(plan.arrivals().iter().all(|&count| count == 0), "{}: counts are left behind", self.case.name);
         Outputs { out, out_strides, lse, lse_asked }
+    }
+
+    /// What the kernels are told of the case's variants, worked out here once more.
+    fn parameters(&mut self) -> ModifiedParameters {
+        let config = self.case.config;
+        let [sinks, slopes, temperatures] = self.numbers.each_mut().map(|buffer| buffer.address());
+        let if_asked = |asked: bool, address: u64| if asked { address } else { 0 };
+        let (scale, cap_log2) = match config.soft_cap {
+            None => (config.softmax_scale * LOG2_E, 0.0),
+            Some(cap) => (config.softmax_scale / cap, cap * LOG2_E),
+        };
+        let window = |keys: Option<u32>| keys.map_or(i32::MAX, |keys| i32::try_from(keys).unwrap_or(i32::MAX));
+        ModifiedParameters {
+            sinks: if_asked(config.sinks, sinks),
+            alibi_slopes: if_asked(config.alibi, slopes),
+            temperatures: if_asked(config.temperatures, temperatures),
+            mask: if_asked(config.mask.is_some(), self.mask.address()),
+            mask_requests: self.mask_requests.address(),
+            scale,
+            cap_log2,
+            window_left: window(config.window_left),
+            window_right: window(config.window_right),
+            mask_shift: if config.mask == Some(MaskForm::Bits) { 3 } else { 0 },
+            sigmoid: config.sigmoid_bias.is_some() as u32,
+            sigmoid_bias_log2: config.sigmoid_bias.unwrap_or(0.0) * LOG2_E,
+            padding: 0,
+        }
     }
 
     /// A piece of padding follows each head's row, and more each token's: it must stay as it is.
@@ -260,6 +303,8 @@ impl Fixture {
             q: allocate(2 * self.q_strides.row(tokens, 0)),
             pool: allocate(self.pool.as_slice::<u8>().len()),
             page_indices: allocate(4 * self.page_indices.len()),
+            numbers: self.numbers.each_ref().map(|numbers| allocate(numbers.as_slice::<u8>().len())),
+            mask: allocate(self.mask.as_slice::<u8>().len()),
         });
         let tensors = self.tensors_on(inputs, device, lse_asked, tokens);
         tensors.load(self);
@@ -296,10 +341,26 @@ impl Fixture {
                 Lse::Two => Some(Lse2::contiguous(lse_address, lse_tokens, config.query_heads).into()),
                 Lse::E => Some(LseE::contiguous(lse_address, lse_tokens, config.query_heads).into()),
             },
+            variant: self.variant_inputs(&inputs),
         };
         let tensors = Tensors { run, lse_asked, inputs, out, lse };
         tensors.clear();
         tensors
+    }
+
+    fn variant_inputs(&self, inputs: &Inputs) -> VariantInputs {
+        let config = self.case.config;
+        let numbers = |which: usize, asked: bool| {
+            let (address, len) = (inputs.numbers[which].address(), self.numbers[which].as_slice::<f32>().len() as u64);
+            asked.then_some(oxattn::Values { address, len })
+        };
+        let mask = MaskMemory { address: inputs.mask.address(), bytes: self.mask.as_slice::<u8>().len() as u64 };
+        VariantInputs {
+            sinks: numbers(0, config.sinks),
+            alibi_slopes: numbers(1, config.alibi),
+            temperatures: numbers(2, config.temperatures),
+            mask: config.mask.is_some().then_some(mask),
+        }
     }
 
     /// `count` tensors with inputs in common and outputs of their own.
@@ -353,12 +414,28 @@ impl Fixture {
             elements[row * head_dim..][..head_dim].iter().map(|&bits| value(config.dtype, bits) as f64).collect()
         };
         let first = self.query_begin[request] as usize;
+        let Modifiers { sinks, slopes, temperatures, masks } = &self.case.modifiers;
+        let kv_len = self.case.kv_lens[request] as usize;
+        let slope = |head: usize| slopes[head] as f64;
+        let sink = |head: usize| sinks[head] as f64;
+        let mask = |token: usize, position: usize| masks[request][token * kv_len + position];
+        let rules = Rules {
+            window_left: config.window_left.map(|keys| keys as usize),
+            window_right: config.window_right.map(|keys| keys as usize),
+            mask: if config.mask.is_some() { Some(&mask) } else { None },
+            temperature: config.temperatures.then(|| temperatures[request] as f64),
+            soft_cap: config.soft_cap.map(f64::from),
+            alibi_slope: if config.alibi { Some(&slope) } else { None },
+            sink: if config.sinks { Some(&sink) } else { None },
+            sigmoid_bias: config.sigmoid_bias.map(f64::from),
+        };
         Request {
             query_len: self.case.query_lens[request] as usize,
             kv_len: self.case.kv_lens[request] as usize,
             group: config.group() as usize,
             softmax_scale: config.softmax_scale as f64,
             causal: config.causal,
+            rules,
             q: &|token, head| row(&self.queries, (first + token) * query_heads + head),
             k: &|position, head| row(&self.keys[request], position * kv_heads + head),
             v: &|position, head| row(&self.values[request], position * kv_heads + head),
@@ -477,16 +554,22 @@ struct Inputs {
     q: oxattn::Buffer,
     pool: oxattn::Buffer,
     page_indices: oxattn::Buffer,
+    numbers: [oxattn::Buffer; 3],
+    mask: oxattn::Buffer,
 }
 
 impl Tensors {
     /// Copies the inputs of `fixture`, whose rows must lie as those of the fixture they were made for, and clears the
     /// outputs.
     pub fn load(&self, fixture: &Fixture) {
-        let Inputs { q, pool, page_indices } = &*self.inputs;
+        let Inputs { q, pool, page_indices, numbers, mask } = &*self.inputs;
         q.write(0, fixture.q.as_slice()).unwrap();
         pool.write(0, fixture.pool.as_slice()).unwrap();
         page_indices.write(0, bytemuck::cast_slice(&fixture.page_indices)).unwrap();
+        for (to, from) in numbers.iter().zip(&fixture.numbers) {
+            to.write(0, from.as_slice()).unwrap();
+        }
+        mask.write(0, fixture.mask.as_slice()).unwrap();
         self.clear();
     }
 
@@ -509,6 +592,21 @@ impl Tensors {
             lse_asked: self.lse_asked,
         }
     }
+}
+
+/// The mask's bytes, and where each request's part is.
+fn mask_of(case: &Case) -> (Vec<u8>, Vec<MaskRequest>) {
+    let (mut bytes, mut places) = (Vec::new(), Vec::new());
+    for (elements, &kv_len_tokens) in case.modifiers.masks.iter().zip(&case.kv_lens) {
+        let elements_of_byte = if case.config.mask == Some(MaskForm::Bits) { 8 } else { 1 };
+        let begin_elements = bytes.len() as u64 * elements_of_byte;
+        places.push(MaskRequest { begin_elements, kv_len_tokens, padding: 0 });
+        match case.config.mask {
+            Some(MaskForm::Bits) => bytes.extend(pack_mask(elements)),
+            _ => bytes.extend(elements.iter().map(|&element| element as u8)),
+        }
+    }
+    (bytes, places)
 }
 
 /// The id of the pool's first page.

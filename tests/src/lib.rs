@@ -17,3 +17,4 @@ pub mod public_api;
 pub mod random;
 pub mod scenarios;
 pub mod states;
+pub mod variants;

@@ -13,12 +13,13 @@ use crate::new_tokens::append_cases;
 use crate::plans::limits_for;
 use crate::public_api::{Public, Setup, plan, run_alone, workspace};
 use crate::states::merge_cases;
+use crate::variants::Modifiers;
 use oxattn::config::{AttentionConfig, DType};
 use oxattn::operators::{Append, Destination, State, append, merge_state};
 use oxattn::tensor::CacheRows;
 use oxattn::{
-    Attention, Device, Error, Limits, Lse2, LseE, PageIndices, PageTable, PagedCache, QueryLengths, Rows, Run,
-    SplitMode, Stream, Workspace,
+    Attention, Device, Error, Limits, Lse2, LseE, MaskForm, MaskMemory, PageIndices, PageTable, PagedCache,
+    QueryLengths, Rows, Run, SplitMode, Stream, Values, VariantInputs, Workspace,
 };
 
 /// Makes a test of every scenario, on the device that an expression of type `Option<&Device>` (or what derefs to it)
@@ -39,7 +40,11 @@ macro_rules! device_tests {
             e8_two_streams_with_two_workspaces_do_not_mix,
             h1_batch_mates_change_no_bit_of_a_request,
             h1_chunks_of_a_prompt_change_no_bit_of_it,
+            h1_variants_do_not_see_batch_mates,
+            h1_windows_do_not_see_how_a_prompt_is_cut,
             h2_fifty_runs_agree_in_every_bit,
+            a_window_of_everything_changes_no_bit,
+            c12_a_mask_is_its_run_s_alone,
             a_plan_serves_many_layers,
             a_run_sees_what_was_appended_before_it,
             a_plan_runs_on_another_thread,
@@ -47,6 +52,7 @@ macro_rules! device_tests {
             empty_tensors_are_fine,
             block_tables_and_uniform_lengths_plan_alike,
             b18_rows_that_do_not_match_are_refused,
+            inputs_of_variants_that_do_not_match_are_refused,
             plans_that_do_not_match_are_refused,
             configurations_no_kernel_runs_are_refused,
             merges_and_appends_that_do_not_match_are_refused,
@@ -93,7 +99,8 @@ fn every_case(device: &Device, mode: SplitMode) {
     table.extend(split_cases());
     for (index, case) in table.iter().filter(|case| case.pages != Pages::HighIds).enumerate() {
         let fixture = Fixture::new(case);
-        let lse = [Lse::Two, Lse::E, Lse::None][index % 3];
+        let has_lse = case.config.sigmoid_bias.is_none();
+        let lse = if has_lse { [Lse::Two, Lse::E, Lse::None][index % 3] } else { Lse::None };
         check(&fixture, &run_alone(device, &fixture, mode, lse), &format!("{mode:?}"));
     }
 }
@@ -251,6 +258,74 @@ pub fn h1_chunks_of_a_prompt_change_no_bit_of_it(device: &Device) {
     assert!([rows(0, 128), rows(128, 300)].concat() == whole);
 }
 
+/// Everything a config can do at once.
+fn all_together(config: AttentionConfig) -> AttentionConfig {
+    let config = config.with_window(Some(700), None).with_mask(MaskForm::Bits).with_soft_cap(20.0);
+    config.with_alibi().with_sinks().with_temperatures()
+}
+
+pub fn h1_variants_do_not_see_batch_mates(device: &Device) {
+    let row_of = |mode, batch, at| {
+        let case = among_others(batch, at);
+        let fixture = Fixture::new(&case.changed("H1: all together", all_together));
+        let outputs = run_alone(device, &fixture, mode, Lse::Two);
+        (0..4).map(|head| fixture.row(&outputs, at, 0, head)).collect::<Vec<_>>()
+    };
+    for mode in [SplitMode::BatchInvariant, SplitMode::FixedSplit { tokens: 256 }, SplitMode::Unsplit] {
+        let alone = row_of(mode, 1, 0);
+        for (batch, at) in [(2, 1), (32, 17)] {
+            assert!(row_of(mode, batch, at) == alone, "number {at} of {batch}, {mode:?}");
+        }
+    }
+}
+
+/// Pieces end at the same keys whichever window begins a row tile.
+pub fn h1_windows_do_not_see_how_a_prompt_is_cut(device: &Device) {
+    let rows = |begin, end| {
+        let windowed = |config: AttentionConfig| config.with_window(Some(150), None).with_sinks();
+        let case = prompt(begin, end).changed("H1: a chunk under a window", windowed).sinks(|head| head as f32);
+        let fixture = Fixture::new(&case);
+        let outputs = run_alone(device, &fixture, SplitMode::FixedSplit { tokens: 128 }, Lse::Two);
+        check(&fixture, &outputs, "a chunk");
+        (0..(end - begin) as usize)
+            .flat_map(|token| (0..4).map(move |head| (token, head)))
+            .map(|(token, head)| fixture.row(&outputs, 0, token, head))
+            .collect::<Vec<_>>()
+    };
+    let whole = rows(0, 600);
+    assert!([rows(0, 130), rows(130, 131), rows(131, 600)].concat() == whole);
+}
+
+/// The kernels of variants that hide and change nothing are those of plain attention, bit by bit.
+pub fn a_window_of_everything_changes_no_bit(device: &Device) {
+    for case in [&split_cases()[1], &among_others(32, 5), &prompt(0, 200)] {
+        let wide = case.clone().changed("a window of everything", |config| config.with_window(Some(u32::MAX), None));
+        let [plain, wide] = [case, &wide].map(|case| {
+            let outputs = run_alone(device, &Fixture::new(case), SplitMode::BatchInvariant, Lse::E);
+            (outputs.bits().0.to_vec(), outputs.bits().1.to_vec())
+        });
+        assert!(plain == wide, "{}", case.name);
+    }
+}
+
+/// C12: one plan, two masks.
+pub fn c12_a_mask_is_its_run_s_alone(device: &Device) {
+    let with_mask = |config: AttentionConfig| config.non_causal().with_mask(MaskForm::Bits);
+    let case = Case { query_lens: vec![4, 3], kv_lens: vec![15, 300], seeds: vec![0, 1], ..paged(16, LAYOUTS[0]) };
+    let first = case.changed("C12: any mask", with_mask);
+    let second = first.clone().masked(|_, token, key| (token + key) % 2 == 0);
+    let fixtures = [&first, &second].map(Fixture::new);
+    let mut setup = Setup::new(device, &[&first], SplitMode::Balanced);
+    let planned = setup.plan(&fixtures[0], Stream::default()).unwrap();
+    let layers = fixtures.each_ref().map(|fixture| fixture.tensors(device, Lse::Two, 7));
+    for layer in &layers {
+        setup.run(&planned, &layer.run, Stream::default()).unwrap();
+    }
+    for (fixture, layer) in fixtures.iter().zip(&layers) {
+        check(fixture, &layer.download(fixture), "one of two masks");
+    }
+}
+
 pub fn h2_fifty_runs_agree_in_every_bit(device: &Device) {
     for case in [&split_cases()[1], &among_others(64, 3), &prompt(0, 300)] {
         let fixture = Fixture::new(case);
@@ -373,6 +448,7 @@ pub fn empty_tensors_are_fine(device: &Device) {
         page_indices: PageIndices { address: 0, len: 0 },
         out: rows,
         lse: Some(Lse2::contiguous(0, 0, 8).into()),
+        variant: VariantInputs::default(),
     };
     // SAFETY: there is nothing to read or write.
     unsafe { attention.run(&planned, &run, &mut workspace, Stream::default()) }.unwrap();
@@ -462,6 +538,75 @@ pub fn b18_rows_that_do_not_match_are_refused(device: &Device) {
     );
     setup.run(&planned, &run, Stream::default()).unwrap();
     check(&fixture, &tensors.download(&fixture), "after refusals");
+}
+
+/// What a config reads at run time is there, in the length it needs, and nothing else is.
+pub fn inputs_of_variants_that_do_not_match_are_refused(device: &Device) {
+    let case = Case { query_lens: vec![1, 2, 1], kv_lens: vec![35, 16, 48], ..paged(16, LAYOUTS[0]) };
+    let case = Case { seeds: vec![0, 1, 2], ..case }.changed("all together", all_together);
+    let fixture = Fixture::new(&case);
+    let mut setup = Setup::new(device, &[&case], SplitMode::Balanced);
+    let tensors = fixture.tensors(device, Lse::Two, 4);
+    let planned = setup.plan(&fixture, Stream::default()).unwrap();
+    // 35 bits, 2 * 16 and 48: each request begins a byte.
+    assert_eq!((planned.requests, planned.mask_bytes), (3, 5 + 4 + 6));
+    let run = tensors.run;
+    let given = run.variant;
+    let (sinks, mask) = (given.sinks.unwrap(), given.mask.unwrap());
+    let short = |len| Some(Values { len, ..sinks });
+    let odd = Some(Values { address: sinks.address + 2, ..sinks });
+    for (variant, message) in [
+        (VariantInputs::default(), "the attention was made with_sinks; this call needs variant.sinks".to_owned()),
+        (
+            VariantInputs { alibi_slopes: None, ..given },
+            "the attention was made with_alibi; this call needs variant.alibi_slopes".into(),
+        ),
+        (
+            VariantInputs { temperatures: None, ..given },
+            "the attention was made with_temperatures; this call needs variant.temperatures".into(),
+        ),
+        (
+            VariantInputs { mask: None, ..given },
+            "the attention was made with_mask; this call needs variant.mask".into(),
+        ),
+        (VariantInputs { sinks: short(3), ..given }, "variant.sinks.len is 3; this call needs 4".into()),
+        (VariantInputs { alibi_slopes: short(3), ..given }, "variant.alibi_slopes.len is 3; this call needs 4".into()),
+        (VariantInputs { temperatures: short(2), ..given }, "variant.temperatures.len is 2; this call needs 3".into()),
+        (
+            VariantInputs { mask: Some(MaskMemory { bytes: 14, ..mask }), ..given },
+            "variant.mask.bytes is 14; this call needs 15".into(),
+        ),
+        (
+            VariantInputs { mask: Some(MaskMemory { address: 0, ..mask }), ..given },
+            "variant.mask has elements but its address is 0".into(),
+        ),
+        (
+            VariantInputs { sinks: odd, ..given },
+            format!("variant.sinks.address is {} bytes, which is not a multiple of 4", sinks.address + 2),
+        ),
+    ] {
+        refused(setup.run(&planned, &run.with_variant(variant), Stream::default()), &message);
+    }
+    setup.run(&planned, &run, Stream::default()).unwrap();
+    check(&fixture, &tensors.download(&fixture), "after refusals");
+
+    // In graphs: 4 tokens of at most 48 keys, and a byte a request.
+    let mut graphs = Setup::for_graphs(device, &[&case], SplitMode::Balanced);
+    let planned = graphs.plan(&fixture, Stream::default()).unwrap();
+    refused(graphs.run(&planned, &run, Stream::default()), "variant.mask.bytes is 15; this call needs 27");
+
+    let plain = Case { modifiers: Modifiers::default(), ..case.clone() };
+    let plain = Case { config: AttentionConfig::new(4, 2, 64, 16), ..plain };
+    let mut setup = Setup::new(device, &[&plain], SplitMode::Balanced);
+    let planned = setup.plan(&fixture, Stream::default()).unwrap();
+    let message = "this call brings variant.sinks, which the attention does not read; make it with_sinks";
+    refused(setup.run(&planned, &run, Stream::default()), message);
+    let sigmoid = Case { config: plain.config.with_sigmoid(0.0), ..plain };
+    let mut setup = Setup::new(device, &[&sigmoid], SplitMode::Balanced);
+    let planned = setup.plan(&fixture, Stream::default()).unwrap();
+    let run = run.with_variant(VariantInputs::default());
+    let message = "lse was asked for; an attention made with_sigmoid has none";
+    refused(setup.run(&planned, &run, Stream::default()), message);
 }
 
 /// A plan that was replaced, that lies elsewhere, or that there is no room for.

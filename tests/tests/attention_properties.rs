@@ -2,24 +2,26 @@
 
 use kernels_gpu::abi::tile::{ATTEND_HEAD_DIMS, AttendTile, Family, Teams};
 use oxattn::config::{AttentionConfig, DType};
-use oxattn::{SplitMode, Target};
+use oxattn::{MaskForm, SplitMode, Target};
 use oxattn_tests::cases::{Case, Pages, Unused, Values, paged};
 use oxattn_tests::executors::{Cpu, Emulator};
 use oxattn_tests::fixture::{Fixture, Lse};
 use oxattn_tests::layout::LAYOUTS;
 use oxattn_tests::plans::{forced_split, planned};
+use oxattn_tests::variants::Modifiers;
 use proptest::prelude::*;
 
 /// Up to `requests` requests of fewer than `query_lens` tokens and `kv_lens` keys.
 fn batches(requests: usize, query_lens: u32, kv_lens: u32, head_dims: &[u32]) -> impl Strategy<Value = Case> + use<> {
     let lens = prop::collection::vec((0..query_lens, 0..kv_lens), 0..=requests);
     let shape = (1u32..12, 1u32..4, prop::sample::select(head_dims.to_vec()), 1u32..70);
-    (lens, shape, 0..LAYOUTS.len(), any::<(bool, bool)>()).prop_map(|(lens, shape, layout, (causal, f16))| {
+    let rest = (0..LAYOUTS.len(), any::<(bool, bool)>(), changes());
+    (lens, shape, rest).prop_map(|(lens, shape, (layout, (causal, f16), changes))| {
         let (group, kv_heads, head_dim, page_size) = shape;
         let config = AttentionConfig::new(group * kv_heads, kv_heads, head_dim, page_size);
         let config = if causal { config } else { config.non_causal() };
         let (query_lens, kv_lens): (Vec<u32>, Vec<u32>) = lens.into_iter().unzip();
-        Case {
+        let case = Case {
             name: "random".into(),
             config: config.with_dtype(if f16 { DType::F16 } else { DType::Bf16 }),
             seeds: (0..kv_lens.len() as u64).collect(),
@@ -30,8 +32,28 @@ fn batches(requests: usize, query_lens: u32, kv_lens: u32, head_dims: &[u32]) ->
             unused: Unused::Nan,
             pages: Pages::Scattered,
             query_row_elements: None,
-        }
+            modifiers: Modifiers::default(),
+        };
+        case.changed("random", |config| changes.iter().fold(config, |config, change| change(config)))
     })
+}
+
+type Change = fn(AttentionConfig) -> AttentionConfig;
+
+/// Some of what a config can do beside plain attention; half of the time nothing.
+fn changes() -> impl Strategy<Value = Vec<Change>> {
+    let all: [Change; 9] = [
+        |config| config.with_window(Some(0), config.window_right),
+        |config| config.with_window(Some(70), config.window_right),
+        |config| config.with_window(config.window_left, Some(2)),
+        |config| config.with_window(config.window_left, Some(50)),
+        |config| config.with_mask(MaskForm::Bits),
+        |config| config.with_soft_cap(2.0),
+        AttentionConfig::with_alibi,
+        AttentionConfig::with_sinks,
+        AttentionConfig::with_temperatures,
+    ];
+    prop_oneof![Just(Vec::new()), prop::sample::subsequence(all.to_vec(), 0..4)]
 }
 
 fn modes() -> impl Strategy<Value = SplitMode> {

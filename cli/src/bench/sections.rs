@@ -7,7 +7,7 @@ use oxattn::operators::{Append, Destination, append};
 use oxattn::oracle;
 use oxattn::{
     Attention, AttentionConfig, DType, Layout, Limits, Lse2, PageIndices, PageTable, PagedCache, QueryLengths, Rows,
-    Run, SplitMode, Stream, Workspace,
+    Run, SplitMode, Stream, VariantInputs, Workspace,
 };
 
 use super::case::Case;
@@ -144,6 +144,7 @@ fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str) -> Result<R
         page_indices: PageIndices { address: page_ids.address(), len: pages.ids.len() as u64 },
         out: Rows::contiguous(out.address(), DType::Bf16, tokens, config.query_heads, config.head_dim),
         lse: Some(Lse2::contiguous(lse.address(), tokens, config.query_heads).into()),
+        variant: VariantInputs::default(),
     };
     let workspace = std::cell::RefCell::new(workspace);
     let call = |set: usize| -> Result<(), Failure> {
@@ -212,6 +213,7 @@ fn check(lab: &Lab, config: &AttentionConfig, layout: Layout, batch: &Batch, ans
             group: config.group() as usize,
             softmax_scale: config.softmax_scale as f64,
             causal: config.causal,
+            rules: oracle::Rules::default(),
             q: &|token, head| {
                 let begin = row_of(token, head as u64) * dim;
                 (begin..begin + dim).map(|i| lab.value(i, 1)).collect()

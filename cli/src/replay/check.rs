@@ -62,6 +62,7 @@ impl Checker {
             group: self.config.group() as usize,
             softmax_scale: self.config.softmax_scale as f64,
             causal: self.config.causal,
+            rules: oracle::Rules::default(),
             q: &|_, head| row(Tensor::Query, place.position as usize, head),
             k: &|position, head| row(Tensor::Key, position, head),
             v: &|position, head| row(Tensor::Value, position, head),

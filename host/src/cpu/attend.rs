@@ -5,15 +5,18 @@
 //! second pass folds in the order of the pieces.
 //!
 //! Each item takes its keys in blocks of [`BLOCK_KEYS`]: the block's keys and values become f32 once and serve all
-//! rows of the tile, by the online softmax in base 2 (Milakov and Gimelshein 2018; Dao et al. 2022, algorithm 1).
+//! rows of the tile, by the online softmax in base 2 (Milakov and Gimelshein 2018; Dao et al. 2022, algorithm 1). What
+//! [`ModifiedParameters`] switch on is done to the scores of a block, a row at a time.
 
 use super::memory::{cache_address, load_row, prefetch, read, row_address, store_row, write};
 use super::merge::{State, fold};
 use crate::config::DType;
 use kernels_gpu::abi::parameters::{AttendParameters, CacheView};
-use kernels_gpu::abi::plan::{PlanHeader, WorkItem};
+use kernels_gpu::abi::plan::{MaskRequest, PlanHeader, WorkItem};
+use kernels_gpu::variant::ModifiedParameters;
 use rayon::prelude::*;
 use std::cell::RefCell;
+use std::f32::consts::LOG2_E;
 
 /// Keys whose f32 copies are held at once: K and V of head dim 128 are 32 KiB, the first-level cache.
 const BLOCK_KEYS: usize = 32;
@@ -22,8 +25,8 @@ const LANES: usize = 16;
 
 /// Runs the items of all queues.
 ///
-/// `softmax_scale` multiplies raw scores (natural logarithms); `dtype` is that of queries, cache and outputs;
-/// `head_dim` is a multiple of 16.
+/// `variant` is what the attention does beside plain softmax, its arrays in host memory; `dtype` is that of queries,
+/// cache and outputs; `head_dim` is a multiple of 16.
 ///
 /// # Safety
 /// `parameters` and `header` describe live memory as [the module](super) says.
@@ -32,10 +35,9 @@ pub unsafe fn attend(
     header: &PlanHeader,
     head_dim: u32,
     dtype: DType,
-    softmax_scale: f32,
+    variant: &ModifiedParameters,
 ) {
-    let launch =
-        Launch { parameters, head_dim: head_dim as usize, dtype, scale_log2: softmax_scale * std::f32::consts::LOG2_E };
+    let launch = Launch { parameters, head_dim: head_dim as usize, dtype, variant };
     // SAFETY: the caller's. The queues lie end to end, so their items are one range.
     let (first, end) =
         unsafe { (read::<u32>(parameters.queue_begin, 0), read::<u32>(parameters.queue_begin, header.teams as usize)) };
@@ -64,7 +66,7 @@ struct Launch<'a> {
     parameters: &'a AttendParameters,
     head_dim: usize,
     dtype: DType,
-    scale_log2: f32,
+    variant: &'a ModifiedParameters,
 }
 
 /// Partial state of piece 0 of a row of an item's tile; the other pieces' follow it.
@@ -73,6 +75,34 @@ fn states_of(item: &WorkItem, kv_head: u32, row: usize) -> usize {
 }
 
 impl Launch<'_> {
+    /// Turns the scaled scores of a row and the keys from `begin` on into logits, -inf for those the mask hides.
+    ///
+    /// # Safety
+    /// As [`attend`]'s.
+    #[inline(always)]
+    unsafe fn modify(&self, row: &Row, begin: u32, scores: &mut [f32]) {
+        let variant = self.variant;
+        if variant.cap_log2 != 0.0 {
+            scores.iter_mut().for_each(|score| *score = variant.cap_log2 * score.tanh());
+        }
+        if variant.alibi_slopes != 0 {
+            for (key, score) in (begin as i64..).zip(scores.iter_mut()) {
+                *score += row.slope_log2 * (key - row.position) as f32;
+            }
+        }
+        if variant.mask != 0 {
+            for (key, score) in (begin as u64..).zip(scores.iter_mut()) {
+                let element = row.mask_element + key;
+                // SAFETY: the caller's; an element for each query token and key.
+                let byte: u8 = unsafe { read(variant.mask, (element >> variant.mask_shift) as usize) };
+                let bit = element & ((1 << variant.mask_shift) - 1);
+                if byte >> bit & 1 == 0 {
+                    *score = f32::NEG_INFINITY;
+                }
+            }
+        }
+    }
+
     /// Folds the states of a split item's rows.
     ///
     /// # Safety
@@ -120,8 +150,15 @@ impl Launch<'_> {
 struct Row {
     token: u32,
     head: u32,
-    /// One past the last key it sees.
+    /// Its place among the request's keys.
+    position: i64,
+    /// First key it sees, but for a mask.
+    visible_begin: u32,
+    /// One past the last.
     visible_end: u32,
+    slope_log2: f32,
+    /// The mask's element of key 0.
+    mask_element: u64,
     max: f32,
     sum: f32,
 }
@@ -158,12 +195,22 @@ unsafe fn attend_item<const FUSED: bool>(launch: &Launch, item: &WorkItem, kv_he
         }
         let rows = scratch.rows.iter_mut().zip(scratch.q.chunks_exact(head_dim));
         for ((row, q), out) in rows.zip(scratch.out.chunks_exact_mut(head_dim)) {
+            let hidden = keys.min(row.visible_begin.saturating_sub(begin) as usize);
             let visible = keys.min(row.visible_end.saturating_sub(begin) as usize);
-            if visible == 0 {
+            if hidden >= visible {
                 continue;
             }
-            let p = &mut scores[..visible];
-            dot_rows::<FUSED>(p, q, &scratch.k);
+            let p = &mut scores[hidden..visible];
+            dot_rows::<FUSED>(p, q, &scratch.k[hidden * head_dim..]);
+            // SAFETY: the caller's.
+            unsafe { launch.modify(row, begin + hidden as u32, p) };
+            let values = &scratch.v[hidden * head_dim..];
+            if launch.variant.sigmoid != 0 {
+                let bias_log2 = launch.variant.sigmoid_bias_log2;
+                p.iter_mut().for_each(|p| *p = 1.0 / (1.0 + (-*p - bias_log2).exp2()));
+                accumulate::<FUSED>(out, 1.0, p, values);
+                continue;
+            }
             let max = p.iter().copied().fold(row.max, f32::max);
             // Scores of -inf alone must give weights of 0, not of -inf - -inf.
             let base = if max == f32::NEG_INFINITY { 0.0 } else { max };
@@ -173,7 +220,7 @@ unsafe fn attend_item<const FUSED: bool>(launch: &Launch, item: &WorkItem, kv_he
             let correction = (row.max - base).exp2();
             row.max = max;
             row.sum = row.sum * correction + p.iter().sum::<f32>();
-            accumulate::<FUSED>(out, correction, p, &scratch.v);
+            accumulate::<FUSED>(out, correction, p, values);
         }
     }
     // SAFETY: the caller's.
@@ -217,8 +264,14 @@ impl Scratch {
     /// # Safety
     /// As [`attend`]'s.
     unsafe fn begin(&mut self, launch: &Launch, item: &WorkItem, kv_head: u32) {
-        let (parameters, head_dim) = (launch.parameters, launch.head_dim);
+        let (parameters, variant, head_dim) = (launch.parameters, launch.variant, launch.head_dim);
         let rows = item.rows as usize;
+        let entry = |array: u64, index: u32, absent: f32| match array {
+            0 => absent,
+            // SAFETY: the caller's; an entry for each head and request.
+            _ => unsafe { read(array, index as usize) },
+        };
+        let scale = variant.scale / entry(variant.temperatures, item.request, 1.0);
         self.rows.clear();
         self.q.resize(rows * head_dim, 0.0);
         self.out.clear();
@@ -227,22 +280,42 @@ impl Scratch {
         self.v.resize(BLOCK_KEYS * head_dim, 0.0);
         for (packed, q) in (item.row_begin..).zip(self.q.chunks_exact_mut(head_dim)) {
             let (token, head_in_group) = parameters.group.divide(packed);
-            let visible_end = if parameters.causal == 1 {
-                let limit = token as i64 + 1 + item.query_position as i64;
-                limit.clamp(item.kv_begin_tokens as i64, item.kv_end_tokens as i64) as u32
-            } else {
-                item.kv_end_tokens
-            };
-            let row = Row {
+            let head = kv_head * parameters.group.get() + head_in_group;
+            let position = token as i64 + item.query_position as i64;
+            let ahead = if parameters.causal == 1 { 0 } else { variant.window_right as i64 };
+            let in_item = |key: i64| key.clamp(item.kv_begin_tokens as i64, item.kv_end_tokens as i64) as u32;
+            let mut row = Row {
                 token: item.query_begin_tokens + token,
-                head: kv_head * parameters.group.get() + head_in_group,
-                visible_end,
+                head,
+                position,
+                visible_begin: in_item(position - variant.window_left as i64),
+                visible_end: in_item(position + ahead + 1),
+                slope_log2: entry(variant.alibi_slopes, head, 0.0) * LOG2_E,
+                mask_element: 0,
                 max: f32::NEG_INFINITY,
                 sum: 0.0,
             };
+            if variant.mask != 0 {
+                // SAFETY: the caller's.
+                let part: MaskRequest = unsafe { read(variant.mask_requests, item.request as usize) };
+                row.mask_element = part.begin_elements + token as u64 * part.kv_len_tokens as u64;
+            }
+            // The sink counts in the piece that holds the row's own key, whatever rows lie beside it.
+            let own_piece = if position < 0 {
+                item.piece == 0
+            } else {
+                (item.kv_begin_tokens as i64..item.kv_end_tokens as i64).contains(&position)
+            };
+            if variant.sigmoid != 0 {
+                // Pieces with equal sums that add up to 1 are folded by adding their outputs.
+                (row.max, row.sum) = (0.0, 1.0 / item.pieces as f32);
+            } else if own_piece {
+                row.max = entry(variant.sinks, head, f32::NEG_INFINITY) * LOG2_E;
+                row.sum = if row.max == f32::NEG_INFINITY { 0.0 } else { 1.0 };
+            }
             // SAFETY: the caller's.
             unsafe { load_row(row_address(&parameters.q, row.token, row.head), launch.dtype, q) };
-            q.iter_mut().for_each(|q| *q *= launch.scale_log2);
+            q.iter_mut().for_each(|q| *q *= scale);
             self.rows.push(row);
         }
     }

@@ -15,7 +15,7 @@ use kernels_gpu::abi::tile::{Family, STREAM_GROUP_PIECES};
 
 use crate::driver::{self, Context, DeviceProperties, DriverError, Function, Owner, Stream};
 use crate::tensor::ArgumentError;
-use crate::{Error, config::DType};
+use crate::{Error, config::AttentionConfig};
 
 pub mod bundle;
 
@@ -204,6 +204,7 @@ impl Cuda {
 }
 
 /// The attend kernel's symbol.
-pub(crate) fn attend_symbol(dtype: DType, head_dim: u32) -> String {
-    format!("attend_{dtype}_d{head_dim}")
+pub(crate) fn attend_symbol(config: &AttentionConfig) -> String {
+    let variant = if config.is_plain() { "" } else { "modified_" };
+    format!("attend_{variant}{}_d{}", config.dtype, config.head_dim)
 }

@@ -23,7 +23,7 @@ pub(super) struct Request {
     pub query_len: u32,
     pub kv_len: u32,
     pub page_begin: u32,
-    /// Tiles of all its keys.
+    /// Tiles of its row tiles, at most: of all its keys, but for windows.
     pub tiles: u32,
     /// Tiles of a piece of its units, by rule.
     pub piece_tiles: u32,
@@ -34,10 +34,29 @@ pub(super) struct Request {
 pub(super) struct RowTile {
     pub row_begin: u32,
     pub rows: u32,
+    /// Tile of the first key that a row of the tile sees.
+    pub first_tile: u32,
     /// One past the last key that a row of the tile sees.
     pub kv_end: u32,
-    /// Tiles up to `kv_end`.
+    /// Tiles from there up to `kv_end`.
     pub tiles: u32,
+}
+
+/// Keys that a query token sees around its own; more than there are where there is no window.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    left: i64,
+    right: i64,
+}
+
+impl Window {
+    /// `None` where the causal rule, or its absence, says all.
+    fn new(config: &AttentionConfig) -> Option<Window> {
+        let right = if config.causal { Some(0) } else { config.window_right };
+        let is_needed = config.window_left.is_some() || !config.causal && right.is_some();
+        let keys = |side: Option<u32>| side.unwrap_or(u32::MAX) as i64;
+        is_needed.then_some(Window { left: keys(config.window_left), right: keys(right) })
+    }
 }
 
 #[derive(Debug)]
@@ -47,6 +66,7 @@ pub(super) struct Batch {
     pub tile_tokens: Divisor,
     pub teams: u32,
     causal: bool,
+    window: Option<Window>,
     rule: PieceRule,
     /// Full length; the first `occupied` hold the batch.
     requests: Vec<Request>,
@@ -64,6 +84,7 @@ impl Batch {
             tile_tokens: nonzero(target.tile_tokens),
             teams: target.teams(config.kv_heads).teams,
             causal: config.causal,
+            window: Window::new(config),
             rule,
             requests: vec![Request::default(); max_requests as usize],
             occupied: 0,
@@ -132,7 +153,7 @@ impl Batch {
         for (index, &kv_len) in kv_lens.iter().enumerate() {
             let (_, query_len) = query(index);
             if query_len > 0 {
-                place[bucket(rule.piece_tiles(query_len, group, self.tiles(kv_len)))] += 1;
+                place[bucket(rule.piece_tiles(query_len, group, self.most_tiles(query_len, kv_len)))] += 1;
             }
         }
         let mut occupied = 0;
@@ -147,22 +168,23 @@ impl Batch {
             if query_len == 0 {
                 continue;
             }
-            let tiles = self.tiles(kv_len);
+            let tiles = self.most_tiles(query_len, kv_len);
             let piece_tiles = rule.piece_tiles(query_len, group, tiles);
             let page_begin = page_begin(index);
             let request =
                 Request { index: index as u32, query_begin, query_len, kv_len, page_begin, tiles, piece_tiles };
-            if query_len * group.get() <= ATTEND_TILE_ROWS {
+            if query_len * group.get() <= ATTEND_TILE_ROWS && self.window.is_none() {
                 totals.units += 1;
                 totals.cost_tiles += tiles as u64;
+                totals.longest_unit_tiles = totals.longest_unit_tiles.max(tiles);
             } else {
                 for tile in self.row_tiles(&request) {
                     totals.units += 1;
                     totals.cost_tiles += tile.tiles as u64;
+                    totals.longest_unit_tiles = totals.longest_unit_tiles.max(tile.tiles);
                 }
             }
             totals.max_query_len_tokens = totals.max_query_len_tokens.max(query_len);
-            totals.longest_unit_tiles = totals.longest_unit_tiles.max(tiles);
             totals.longest_piece_tiles = totals.longest_piece_tiles.max(piece_tiles);
             let place = &mut place[bucket(piece_tiles)];
             self.requests[*place as usize] = request;
@@ -182,6 +204,24 @@ impl Batch {
         if tokens == 0 { 0 } else { self.tile_tokens.divide(tokens - 1).0 + 1 }
     }
 
+    /// Tiles that a row tile of a request has at most.
+    fn most_tiles(&self, query_len: u32, kv_len: u32) -> u32 {
+        let tiles = self.tiles(kv_len);
+        let Some(Window { left, right }) = self.window else { return tiles };
+        // 16 rows are those of so many tokens, and their keys begin anywhere in a tile.
+        let tokens = query_len.min((ATTEND_TILE_ROWS - 1).div_ceil(self.group.get()) + 1) as i64;
+        let tile_tokens = self.tile_tokens.get() as i64;
+        ((left + right + tokens + tile_tokens - 2) / tile_tokens + 1).min(tiles as i64) as u32
+    }
+
+    /// Tile of the first key that rows `row_begin .. row_end` see through a window, and one past their last key.
+    fn windowed(&self, window: Window, request: &Request, row_begin: u32, row_end: u32) -> (u32, u32) {
+        let position = |row: u32| self.group.divide(row).0 as i64 + request.kv_len as i64 - request.query_len as i64;
+        let end = (position(row_end - 1) + window.right + 1).clamp(0, request.kv_len as i64);
+        let begin = (position(row_begin) - window.left).clamp(0, end);
+        (self.tile_tokens.divide(begin as u32).0, end as u32)
+    }
+
     /// A request's row tiles, from the last, which sees the most keys, to the first.
     pub fn row_tiles(&self, request: &Request) -> impl ExactSizeIterator<Item = RowTile> + use<'_> {
         let request = *request;
@@ -189,15 +229,23 @@ impl Batch {
         (0..packed_rows.div_ceil(ATTEND_TILE_ROWS)).rev().map(move |tile| {
             let row_begin = tile * ATTEND_TILE_ROWS;
             let row_end = packed_rows.min(row_begin + ATTEND_TILE_ROWS);
-            let (kv_end, tiles) = if self.causal && row_end < packed_rows {
+            let (first_tile, kv_end, tiles) = if let Some(window) = self.window {
+                let (first_tile, kv_end) = self.windowed(window, &request, row_begin, row_end);
+                (first_tile, kv_end, self.tiles(kv_end) - first_tile)
+            } else if self.causal && row_end < packed_rows {
                 let hidden = request.query_len - 1 - self.group.divide(row_end - 1).0;
                 let kv_end = request.kv_len.saturating_sub(hidden);
-                (kv_end, self.tiles(kv_end))
+                (0, kv_end, self.tiles(kv_end))
             } else {
-                (request.kv_len, request.tiles)
+                (0, request.kv_len, request.tiles)
             };
-            RowTile { row_begin, rows: row_end - row_begin, kv_end, tiles }
+            RowTile { row_begin, rows: row_end - row_begin, first_tile, kv_end, tiles }
         })
+    }
+
+    /// What piece ends of units are multiples of, counted from key 0, where the mode wants that.
+    pub fn cut_multiple_tiles(&self) -> Option<u32> {
+        if let PieceRule::Fixed(tiles) = self.rule { Some(tiles) } else { None }
     }
 
     pub fn totals(&self) -> Totals {

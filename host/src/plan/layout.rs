@@ -4,7 +4,7 @@
 //! and to place the arrays of the host image, which [`Arrays`] holds. Nothing here depends on a batch.
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use kernels_gpu::abi::plan::{PlanHeader, WorkItem};
+use kernels_gpu::abi::plan::{MaskRequest, PlanHeader, WorkItem};
 use kernels_gpu::abi::tile::ATTEND_TILE_ROWS;
 
 use super::{Limits, PlanError, SplitMode, Target, balanced, spread};
@@ -73,7 +73,7 @@ fn capacity(config: &AttentionConfig, target: Target, mode: SplitMode, limits: &
     }
 }
 
-/// Lays out the workspace: header, `arrivals`, `queue_begin`, items; then partial outputs and their LSE.
+/// Lays out the workspace: header, `arrivals`, `queue_begin`, `mask_requests`, items; then partial outputs and their LSE.
 ///
 /// # Errors
 /// Refuses limits that lead to indices or image offsets past 32 bits.
@@ -105,7 +105,9 @@ pub(super) fn place(
     let teams = target.teams(config.kv_heads).teams as u64;
     let arrivals_offset_bytes = align(size_of::<PlanHeader>() as u64);
     let queue_begin_offset_bytes = align(arrivals_offset_bytes + 4 * max_groups);
-    let items_offset_bytes = align(queue_begin_offset_bytes + 4 * (teams + 1));
+    let mask_requests_offset_bytes = align(queue_begin_offset_bytes + 4 * (teams + 1));
+    let mask_requests = if config.mask.is_some() { limits.max_requests as u64 } else { 0 };
+    let items_offset_bytes = align(mask_requests_offset_bytes + size_of::<MaskRequest>() as u64 * mask_requests);
     let image_bytes = align(items_offset_bytes + size_of::<WorkItem>() as u64 * max_items);
     fits("plan image bytes", image_bytes as u128, u32::MAX as u64)?;
     let partial_out_offset_bytes = image_bytes;
@@ -113,6 +115,7 @@ pub(super) fn place(
     Ok(WorkspaceLayout {
         arrivals_offset_bytes,
         queue_begin_offset_bytes,
+        mask_requests_offset_bytes,
         items_offset_bytes,
         image_bytes,
         partial_out_offset_bytes,
@@ -174,5 +177,12 @@ impl Arrays {
         let bytes: &mut [u8] = cast_slice_mut(&mut self.words);
         let [queue_begin, items] = bytes.get_disjoint_mut(ranges).expect("the layout places arrays one after another");
         (cast_slice_mut(queue_begin), cast_slice_mut(items))
+    }
+
+    /// Where the requests' parts of a mask are, for the first `requests` of the limits'.
+    pub fn mask_requests_mut(&mut self, requests: usize) -> &mut [MaskRequest] {
+        let begin = self.layout.mask_requests_offset_bytes as usize;
+        let bytes: &mut [u8] = cast_slice_mut(&mut self.words);
+        cast_slice_mut(&mut bytes[begin..][..requests * size_of::<MaskRequest>()])
     }
 }

@@ -10,13 +10,14 @@
 //! long, and nothing else matters.
 //!
 //! The files in reading order: `batch` derives the units, `balanced` and `spread` decide their cuts and queues by the
-//! `loads` so far, `queues` spells the items, `layout` fixes the image's capacities and offsets, `explain` reports.
+//! `loads` so far, `queues` spells the items, `masks` places each request's part of a mask, `layout` fixes the image's capacities and offsets, `explain` reports.
 
 mod balanced;
 mod batch;
 mod explain;
 mod layout;
 mod loads;
+mod masks;
 mod queues;
 mod spread;
 
@@ -177,6 +178,7 @@ pub struct Plan {
     arrays: Arrays,
     header: PlanHeader,
     totals: Totals,
+    mask_bytes: u64,
 }
 
 /// Sums over the batch of a plan.
@@ -230,6 +232,7 @@ impl Planner {
                 image_bytes: 0,
             },
             totals: Totals::default(),
+            mask_bytes: 0,
         };
         // A request without query tokens takes no room.
         let occupied = limits.max_requests.min(limits.max_query_tokens);
@@ -267,6 +270,10 @@ impl Planner {
         };
 
         let plan = &mut self.plan;
+        plan.mask_bytes = match plan.config.mask {
+            Some(form) => masks::write(form, table.kv_lens(), query, plan.arrays.mask_requests_mut(table.requests())),
+            None => 0,
+        };
         let (queue_begin, items) = plan.arrays.split_mut();
         let written = queues::write(&self.batch, &self.pieces, queue_begin, items);
         plan.header = PlanHeader {
@@ -333,6 +340,11 @@ impl Plan {
     /// Query tokens of the request that has the most.
     pub fn max_query_len_tokens(&self) -> u32 {
         self.totals.max_query_len_tokens
+    }
+
+    /// Bytes of the batch's mask, if the attention has one.
+    pub fn mask_bytes(&self) -> u64 {
+        self.mask_bytes
     }
 
     /// Keys of all requests.

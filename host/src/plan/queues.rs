@@ -46,7 +46,7 @@ pub(super) fn write(batch: &Batch, pieces: &[Piece], queue_begin: &mut [u32], it
                 query_begin_tokens: request.query_begin,
                 row_begin: tile.row_begin,
                 rows: tile.rows,
-                kv_begin_tokens: 0,
+                kv_begin_tokens: tile.first_tile * batch.tile_tokens.get(),
                 kv_end_tokens: tile.kv_end,
                 query_position: request.kv_len as i32 - request.query_len as i32,
                 page_begin: request.page_begin,
@@ -61,7 +61,8 @@ pub(super) fn write(batch: &Batch, pieces: &[Piece], queue_begin: &mut [u32], it
                 written.groups += batch.heads;
             }
             for piece in unit {
-                item.kv_end_tokens = tile.kv_end.min(piece.end_tiles.saturating_mul(batch.tile_tokens.get()));
+                let end_tiles = tile.first_tile.saturating_add(piece.end_tiles);
+                item.kv_end_tokens = tile.kv_end.min(end_tiles.saturating_mul(batch.tile_tokens.get()));
                 let cursor = &mut queue_begin[piece.queue as usize];
                 items[*cursor as usize] = item;
                 *cursor += 1;

@@ -89,7 +89,11 @@ pub(super) fn deal(batch: &Batch, pieces: &mut Vec<Piece>, loads: &mut Loads) ->
             let mut begin = 0;
             loop {
                 let (queue, _) = loads.least();
-                let end_tiles = tile.tiles.min(begin + request.piece_tiles);
+                let end_tiles = match batch.cut_multiple_tiles() {
+                    Some(multiple) => ((tile.first_tile + begin) / multiple + 1) * multiple - tile.first_tile,
+                    None => begin + request.piece_tiles,
+                }
+                .min(tile.tiles);
                 let cost = (end_tiles - begin) as u64 + ITEM_COST_TILES;
                 loads.add(queue, cost);
                 total += cost;

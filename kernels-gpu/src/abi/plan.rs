@@ -1,7 +1,7 @@
 //! The plan image: one flat block of bytes that the planner writes, one copy uploads, and the kernel walks.
 //!
 //! ```text
-//! PlanHeader | arrivals: [u32] | queue_begin: [u32; teams + 1] | items: [WorkItem]
+//! PlanHeader | arrivals: [u32] | queue_begin: [u32; teams + 1] | mask_requests: [MaskRequest] | items: [WorkItem]
 //! ```
 //!
 //! The attend kernel's blocks stand in *teams*: the blocks of a team walk the same queue at the same time, each for
@@ -80,7 +80,22 @@ pub struct WorkItem {
     pub group: u32,
 }
 
+/// Where a request's part of a custom mask is; the image has them only where there is a mask. The mask's element of
+/// query token `t` and key `k` is `begin_elements + t * kv_len_tokens + k`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct MaskRequest {
+    /// First element of the request.
+    pub begin_elements: u64,
+    /// Elements from a query token to the next.
+    pub kv_len_tokens: u32,
+    /// Fills the struct to 16 bytes.
+    pub padding: u32,
+}
+
 const _: () = {
+    assert!(size_of::<MaskRequest>() == 16);
     assert!(size_of::<PlanHeader>() == 48);
     assert!(size_of::<WorkItem>() == 48);
     assert!(core::mem::offset_of!(PlanHeader, epoch) == 32);

@@ -51,7 +51,8 @@ impl<const HEAD_DIM: u32> SharedTile<HEAD_DIM> {
     /// Where piece `chunk` (16 bytes, 8 elements) of row `row` lies.
     #[inline(always)]
     pub fn chunk(self, row: u32, chunk: u32) -> Shared<u8> {
-        let column = if Self::SWIZZLED { chunk ^ (row & 7) } else { chunk };
+        // Eights apart, so that where they are constants they end up in the instruction, not in a register each.
+        let column = if Self::SWIZZLED { (chunk & !7) + ((chunk & 7) ^ (row & 7)) } else { chunk };
         self.base.add_bytes(row * Self::ROW_BYTES + column * 16)
     }
 }

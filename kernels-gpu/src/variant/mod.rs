@@ -1,58 +1,112 @@
 //! What a user may change about attention: one trait, bound by value, inlined into the hot loop.
 //!
-//! A variant is built once per block from its parameters and asked for every score. Hooks default to what plain
-//! attention does. The kernels are generic over it, so a variant costs what its arithmetic costs.
+//! A variant is built once a block from its parameters, looks at each query row once an item, and is then asked for
+//! every score. Hooks default to what plain attention does. The kernels are generic over it, so a variant costs what
+//! its arithmetic costs.
+//!
+//! The planner's limits and the causal rule are the kernel's: a variant hides keys inside them.
 
-/// Where a score lies.
+mod modified;
+mod standard;
+
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+pub use modified::Modified;
+pub use modified::ModifiedParameters;
+pub use standard::{Standard, StandardParameters};
+
+/// Where a query row is.
 #[derive(Clone, Copy, Debug)]
-pub struct ScoreAt {
+pub struct RowAt {
     /// Index of the request in the batch.
     pub request: u32,
+    /// Query token in the request.
+    pub token: u32,
     /// Query head.
     pub query_head: u32,
-    /// Position of the query token among the request's keys: `t + kv_len - query_len`.
-    pub query_position: i32,
-    /// Position of the key.
-    pub key_position: u32,
+    /// Position of the token among the request's keys: `token + kv_len - query_len`.
+    pub position: i32,
+}
+
+/// The part of a row's keys that an item has.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    /// Which of the row's pieces it is, in the order of the keys.
+    pub index: u32,
+    /// Pieces there are.
+    pub count: u32,
+    /// The first key, and one past the last.
+    pub keys: [u32; 2],
+}
+
+impl Piece {
+    /// Whether this is the one of a row's pieces that holds the key at the row's own position; the first, where that is
+    /// before all keys. It depends neither on the batch nor on the rows beside it.
+    #[inline(always)]
+    pub fn is_own(&self, position: i32) -> bool {
+        let [begin, end] = self.keys;
+        if position < 0 { self.index == 0 } else { begin <= position as u32 && (position as u32) < end }
+    }
 }
 
 /// A kind of attention.
 pub trait Variant: Copy {
     /// Plain data the host passes at launch.
     type Parameters: Copy;
+    /// What a lane keeps of each of its two query rows while keys pass by: registers.
+    type Row: Copy;
+
+    /// Whether [`Row`](Self::Row) and the arithmetic leave registers to spare: then the values' fragments are read
+    /// while a tile's weights are worked out.
+    const IS_LIGHT: bool = false;
 
     /// Reads the parameters once.
     fn bind(parameters: Self::Parameters) -> Self;
 
+    /// Looks at a query row of the batch, once an item. `at` costs a division, so it is only for those who ask.
+    ///
+    /// # Safety
+    /// What the parameters point at is live and has an entry for the row.
+    unsafe fn row(&self, at: impl FnOnce() -> RowAt) -> Self::Row;
+
     /// Turns a raw score (query times key) into a logit in base-2 units: softmax is `2^logit`, normalised.
-    fn logit(&self, score: f32, at: impl FnOnce() -> ScoreAt) -> f32;
-}
+    fn logit(&self, row: Self::Row, score: f32, key: u32) -> f32;
 
-/// Plain softmax attention.
-#[derive(Clone, Copy)]
-pub struct Standard {
-    scale_log2: f32,
-}
-
-/// [`Standard`]'s parameters.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
-#[repr(C)]
-pub struct StandardParameters {
-    /// The softmax scale times log2(e).
-    pub scale_log2: f32,
-}
-
-impl Variant for Standard {
-    type Parameters = StandardParameters;
-
+    /// Whether a row of an item's tile might not see a key of a tile; where not, [`hides`](Self::hides) is not asked.
+    /// `rows` are the first and the last row, `keys` the first key and one past the last. The answer is the same for
+    /// all lanes.
     #[inline(always)]
-    fn bind(parameters: StandardParameters) -> Self {
-        Standard { scale_log2: parameters.scale_log2 }
+    fn may_hide(&self, _rows: [Self::Row; 2], _keys: [u32; 2]) -> bool {
+        false
     }
 
+    /// Whether a row does not see a key, one that the planner and the causal rule let it see.
+    ///
+    /// # Safety
+    /// As [`row`](Self::row).
     #[inline(always)]
-    fn logit(&self, score: f32, _at: impl FnOnce() -> ScoreAt) -> f32 {
-        score * self.scale_log2
+    unsafe fn hides(&self, _row: Self::Row, _key: u32) -> bool {
+        false
+    }
+
+    /// Maximum and sum that the row's softmax starts with in a piece of its keys; `(-inf, 0)` for nothing.
+    ///
+    /// # Safety
+    /// As [`row`](Self::row).
+    #[inline(always)]
+    unsafe fn start(&self, _row: Self::Row, _piece: Piece) -> [f32; 2] {
+        [f32::NEG_INFINITY, 0.0]
+    }
+
+    /// Whether weights are `2^logit`, normalised; else they are [`weight`](Self::weight), not normalised, and
+    /// [`start`](Self::start) gives maximum 0 and sums that add up to 1 over the pieces. The same for all lanes.
+    #[inline(always)]
+    fn is_softmax(&self) -> bool {
+        true
+    }
+
+    /// The weight of a logit where there is no softmax; 0 for -inf.
+    #[inline(always)]
+    fn weight(&self, logit: f32) -> f32 {
+        logit
     }
 }
