@@ -284,7 +284,8 @@ pub fn h1_windows_do_not_see_how_a_prompt_is_cut(device: &Device) {
     let rows = |begin, end| {
         let windowed = |config: AttentionConfig| config.with_window(Some(150), None).with_sinks();
         let case = prompt(begin, end).changed("H1: a chunk under a window", windowed).sinks(|head| head as f32);
-        let fixture = Fixture::new(&case);
+        // The values of token 6 cancel so far under head 3 that rounding the weights to bf16 is off by 4.1e-3 there.
+        let fixture = Fixture::new(&case.f16());
         let outputs = run_alone(device, &fixture, SplitMode::FixedSplit { tokens: 128 }, Lse::Two);
         check(&fixture, &outputs, "a chunk");
         (0..(end - begin) as usize)
