@@ -8,7 +8,6 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use kernels_gpu::abi::parameters::StreamParameters;
 use kernels_gpu::abi::tile::{Family, STREAM_GROUP_PIECES};
@@ -18,14 +17,13 @@ use crate::tensor::ArgumentError;
 use crate::{Error, config::AttentionConfig};
 
 pub mod bundle;
+mod known;
 
 use bundle::Bundle;
+use known::KnownAddresses;
 
 /// The kernels that ship with the crate: a [`Bundle`].
 pub const EMBEDDED: &[u8] = include_bytes!("../../bundle/kernels.bundle");
-
-/// Addresses whose owner was asked for already.
-const KNOWN_ADDRESSES: usize = 64;
 
 /// A GPU, its context and its loaded kernels.
 #[derive(Debug)]
@@ -35,8 +33,7 @@ pub struct Cuda {
     family: Family,
     bundle: Bundle,
     functions: Mutex<HashMap<String, Function>>,
-    known: [AtomicU64; KNOWN_ADDRESSES],
-    next_known: AtomicUsize,
+    known: KnownAddresses,
 }
 
 impl Cuda {
@@ -56,8 +53,7 @@ impl Cuda {
             family,
             bundle: Bundle::parse(EMBEDDED)?,
             functions: Mutex::default(),
-            known: [const { AtomicU64::new(0) }; KNOWN_ADDRESSES],
-            next_known: AtomicUsize::new(0),
+            known: KnownAddresses::new(),
         })
     }
 
@@ -165,18 +161,17 @@ impl Cuda {
         unsafe { self.launch(&function, stream, groups.min(1 << 20) as u32, &parameters) }
     }
 
-    /// Refuses addresses that are not this device's memory. Each address is asked for once.
+    /// Refuses addresses that are not this device's memory. The driver is asked for an address it was not asked for lately.
     pub(crate) fn check_memory(&self, tensors: &[(&'static str, u64)]) -> Result<(), Error> {
         for &(tensor, address) in tensors {
-            if address == 0 || self.known.iter().any(|known| known.load(Ordering::Relaxed) == address) {
+            if address == 0 || self.known.contains(address) {
                 continue;
             }
             self.context.bind()?;
             let ordinal = self.properties.ordinal;
             let found = match driver::owner(address) {
                 Ok(Owner::Device(found)) if found == ordinal => {
-                    let slot = self.next_known.fetch_add(1, Ordering::Relaxed) % KNOWN_ADDRESSES;
-                    self.known[slot].store(address, Ordering::Relaxed);
+                    self.known.insert(address);
                     continue;
                 }
                 Ok(Owner::Device(found)) => format!("memory of cuda:{found}"),
