@@ -25,6 +25,8 @@ use crate::plan::{Limits, Plan, Planner, SplitMode};
 use crate::tensor::{ABSENT, AnyLse, ArgumentError, PageIndices, PagedCache, Rows, address, is_dtype, matches};
 use crate::workspace::WorkspaceLayout;
 
+mod check;
+
 /// Attention of one shape over a paged cache, on one device.
 #[derive(Debug)]
 pub struct Attention {
@@ -152,6 +154,11 @@ impl Attention {
         let planner = Planner::new(config, target, mode, limits)?;
         let teams = target.teams(config.kv_heads);
         let divisor = |field, value| Divisor::new(value).ok_or(ConfigError::Zero { field });
+        #[cfg(feature = "cuda")]
+        if graphs && let Some(cuda) = device.as_cuda() {
+            // A module cannot be loaded while a stream is captured.
+            cuda.function(check::SYMBOL)?;
+        }
         static ATTENTIONS: AtomicU64 = AtomicU64::new(0);
         Ok(Attention {
             number: ATTENTIONS.fetch_add(1, Ordering::Relaxed),

@@ -22,6 +22,10 @@ pub enum Error {
     #[cfg(any(feature = "cpu", feature = "cuda"))]
     #[error(transparent)]
     Argument(#[from] crate::tensor::ArgumentError),
+    /// A check found values on the device that are out of range.
+    #[cfg(any(feature = "cpu", feature = "cuda"))]
+    #[error(transparent)]
+    DeviceValue(#[from] crate::validate::DeviceValueError),
     /// The host has no such block of memory; a GPU says so as a driver's error.
     #[cfg(feature = "cpu")]
     #[error("{bytes} bytes of host memory are needed; the system has no such block")]

@@ -2,7 +2,8 @@
 //!
 //! In the order the data moves: [`page_table`] says which tokens live in which pages, [`plan`] which query rows meet
 //! which keys on which block, [`attention`] uploads the plan and runs it for every layer on a [`Device`], and
-//! [`operators`] append to the cache and merge states. [`oracle`] is what all of it is measured against.
+//! [`operators`] append to the cache and merge states; [`validate`] checks page ids where they lie. [`oracle`] is what
+//! all of it is measured against.
 //!
 //! Features: `cpu` and `cuda` are the two executors, both on by default; with neither there is only the planning.
 
@@ -28,6 +29,8 @@ pub mod plan;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub mod tensor;
 pub mod variant;
+#[cfg(any(feature = "cpu", feature = "cuda"))]
+pub mod validate;
 pub mod workspace;
 
 #[cfg(any(feature = "cpu", feature = "cuda"))]
@@ -43,6 +46,8 @@ pub use plan::{Balance, Explain, Limits, Plan, PlanError, Planner, SplitMode, Ta
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use tensor::{ArgumentError, Layout, Lse2, LseE, PageIndices, PagedCache, Rows};
 pub use variant::{alibi_slopes, pack_mask, tree_mask, window_left};
+#[cfg(any(feature = "cpu", feature = "cuda"))]
+pub use validate::DeviceValueError;
 pub use workspace::{WorkspaceError, WorkspaceLayout};
 
 /// The examples of the README, compiled and run with the crate's own.

@@ -52,7 +52,7 @@ mod device {
 
     use crate::abi::parameters::*;
     use crate::variant::{Modified, ModifiedParameters, Standard, StandardParameters};
-    use crate::{append, attend, merge, stream};
+    use crate::{append, attend, merge, stream, validate};
 
     const HOPPER: bool = cfg!(target_feature = "sm_90a");
 
@@ -100,6 +100,18 @@ mod device {
     }
 
     #[unsafe(no_mangle)]
+    unsafe extern "ptx-kernel" fn check_page_ids(p: CheckPageIdsParameters) {
+        // SAFETY: the launcher passes what the body's contract asks for.
+        unsafe { validate::check_page_ids(p) }
+    }
+
+    #[unsafe(no_mangle)]
+    unsafe extern "ptx-kernel" fn check_append(p: CheckAppendParameters) {
+        // SAFETY: the launcher passes what the body's contract asks for.
+        unsafe { validate::check_append(p) }
+    }
+
+    #[unsafe(no_mangle)]
     unsafe extern "ptx-kernel" fn stream_read(p: StreamParameters) {
         // SAFETY: the launcher passes what the body's contract asks for.
         unsafe { stream::read(p) }
@@ -119,6 +131,7 @@ pub use host::KERNELS;
 mod host {
     use crate::abi::{
         manifest::{KernelEntry, LaunchBounds},
+        parameters::{CHECK_SHARED_BYTES, CHECK_THREADS},
         tile::{APPEND_THREADS, AttendTile, Family, MERGE_THREADS, STREAM_THREADS},
     };
 
@@ -138,6 +151,10 @@ mod host {
         Some(LaunchBounds { threads: APPEND_THREADS, blocks_per_multiprocessor: 3, shared_bytes: 0 })
     }
 
+    fn check_bounds(_: Family) -> Option<LaunchBounds> {
+        Some(LaunchBounds { threads: CHECK_THREADS, blocks_per_multiprocessor: 1, shared_bytes: CHECK_SHARED_BYTES })
+    }
+
     fn stream_bounds(_: Family) -> Option<LaunchBounds> {
         Some(LaunchBounds { threads: STREAM_THREADS, blocks_per_multiprocessor: 2, shared_bytes: 0 })
     }
@@ -155,6 +172,8 @@ mod host {
                 $(KernelEntry { symbol: stringify!($states), launch: merge_bounds, hot: true },)*
                 $(KernelEntry { symbol: stringify!($append), launch: append_bounds, hot: true },)*
                 KernelEntry { symbol: "positions", launch: append_bounds, hot: false },
+                KernelEntry { symbol: "check_page_ids", launch: check_bounds, hot: true },
+                KernelEntry { symbol: "check_append", launch: check_bounds, hot: true },
                 KernelEntry { symbol: "stream_read", launch: stream_bounds, hot: true },
                 KernelEntry { symbol: "stream_copy", launch: stream_bounds, hot: true },
             ];
@@ -172,7 +191,7 @@ mod emulated {
 
     use crate::abi::{parameters::*, tile::Family};
     use crate::variant::{Modified, ModifiedParameters, Standard, StandardParameters};
-    use crate::{append, attend, merge, stream};
+    use crate::{append, attend, merge, stream, validate};
 
     /// What a kernel is launched with.
     #[derive(Clone, Copy, Debug)]
@@ -187,6 +206,10 @@ mod emulated {
         Append(AppendParameters),
         /// For `positions`.
         Positions(PositionsParameters),
+        /// For `check_page_ids`.
+        CheckPageIds(CheckPageIdsParameters),
+        /// For `check_append`.
+        CheckAppend(CheckAppendParameters),
         /// For `stream_*`.
         Stream(StreamParameters),
     }
@@ -224,6 +247,8 @@ mod emulated {
                         $((stringify!($states), Parameters::MergeStates(p), _) => merge::merge_states::<$values>(p),)*
                         $((stringify!($append), Parameters::Append(p), _) => append::append::<$source, $cache>(p),)*
                         ("positions", Parameters::Positions(p), _) => append::positions(p),
+                        ("check_page_ids", Parameters::CheckPageIds(p), _) => validate::check_page_ids(p),
+                        ("check_append", Parameters::CheckAppend(p), _) => validate::check_append(p),
                         ("stream_read", Parameters::Stream(p), _) => stream::read(p),
                         ("stream_copy", Parameters::Stream(p), _) => stream::copy(p),
                         _ => return None,

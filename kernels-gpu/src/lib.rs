@@ -2,7 +2,8 @@
 //!
 //! [`abi`] is what host and device both see: the plan image, the kernels' parameters and their manifest. The
 //! kernels follow: `attend` walks a queue of work items, writes outputs, and folds the partial states of what was
-//! split; `merge` folds states that a caller brings, `append` writes the cache. The crate compiles to PTX with the
+//! split; `merge` folds states that a caller brings, `append` writes the cache, `validate`
+//! checks page ids and slots on request. The crate compiles to PTX with the
 //! nightly compiler (`cargo xtask ptx`) and, with the feature `emulator`, to ordinary host code that runs under
 //! [`simt`]'s emulator.
 #![cfg_attr(target_arch = "nvptx64", no_std, feature(abi_ptx, stdarch_nvptx), allow(improper_ctypes_definitions))]
@@ -22,6 +23,8 @@ pub mod softmax;
 pub mod stream;
 #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
 pub mod tile;
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+pub mod validate;
 
 pub mod entries;
 

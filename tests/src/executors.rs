@@ -8,7 +8,10 @@
 
 use crate::buffer::{Access, Region};
 use kernels_gpu::abi::manifest::LaunchBounds;
-use kernels_gpu::abi::parameters::{AppendParameters, AttendParameters, MergeStatesParameters, PositionsParameters};
+use kernels_gpu::abi::parameters::{
+    AppendParameters, AttendParameters, CheckAppendParameters, CheckPageIdsParameters, MergeStatesParameters,
+    PositionsParameters,
+};
 use kernels_gpu::abi::plan::PlanHeader;
 use kernels_gpu::abi::tile::{APPEND_PIECES, APPEND_THREADS, Family, MERGE_THREADS};
 use kernels_gpu::entries::{KERNELS, Parameters, body};
@@ -54,6 +57,14 @@ pub trait Operators {
     fn positions(&self, parameters: &PositionsParameters, regions: &[Region]);
 }
 
+/// Something that runs the checks of values on the device.
+pub trait CheckLaunches {
+    /// Checks the page ids of a plan.
+    fn check_page_ids(&self, parameters: &CheckPageIdsParameters, regions: &[Region]);
+    /// Checks where an append would write.
+    fn check_append(&self, parameters: &CheckAppendParameters, regions: &[Region]);
+}
+
 /// The host executor.
 pub struct Cpu;
 
@@ -79,6 +90,18 @@ impl Operators for Cpu {
     fn positions(&self, parameters: &PositionsParameters, _: &[Region]) {
         // SAFETY: as above.
         unsafe { oxattn::cpu::positions(parameters) }
+    }
+}
+
+impl CheckLaunches for Cpu {
+    fn check_page_ids(&self, parameters: &CheckPageIdsParameters, _: &[Region]) {
+        // SAFETY: as above.
+        unsafe { oxattn::cpu::check_page_ids(parameters) }
+    }
+
+    fn check_append(&self, parameters: &CheckAppendParameters, _: &[Region]) {
+        // SAFETY: as above.
+        unsafe { oxattn::cpu::check_append(parameters) }
     }
 }
 
@@ -155,5 +178,15 @@ impl Operators for Emulator {
 
     fn positions(&self, parameters: &PositionsParameters, regions: &[Region]) {
         self.launch("positions", 1, Parameters::Positions(*parameters), regions);
+    }
+}
+
+impl CheckLaunches for Emulator {
+    fn check_page_ids(&self, parameters: &CheckPageIdsParameters, regions: &[Region]) {
+        self.launch("check_page_ids", 1, Parameters::CheckPageIds(*parameters), regions);
+    }
+
+    fn check_append(&self, parameters: &CheckAppendParameters, regions: &[Region]) {
+        self.launch("check_append", 1, Parameters::CheckAppend(*parameters), regions);
     }
 }

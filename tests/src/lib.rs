@@ -2,11 +2,12 @@
 //!
 //! [`cases`] says what to compute, [`fixture`] lays it out in memory and knows the oracle's answer, [`plans`] cuts it
 //! into work items by hand, [`executors`] is the seam to what runs it. [`states`] and [`new_tokens`] do the same for
-//! merges and appends. [`public_api`] runs all of it through the library's own operators, and [`scenarios`] are the
-//! tests that every device has to pass.
+//! merges and appends, [`checks`] for the checks of values on the device. [`public_api`] runs all of it through the
+//! library's own operators, and [`scenarios`] are the tests that every device has to pass.
 
 pub mod buffer;
 pub mod cases;
+pub mod checks;
 pub mod executors;
 pub mod fixture;
 pub mod layout;

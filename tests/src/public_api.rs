@@ -7,6 +7,7 @@
 
 use crate::buffer::{Access, Region};
 use crate::cases::Case;
+use crate::checks::{AppendCheck, PAGES, Tokens, Verdict};
 use crate::executors::Operators;
 use crate::fixture::{Fixture, Lse, Outputs, Tensors};
 use crate::plans::limits_for;
@@ -17,6 +18,7 @@ use oxattn::operators::{
     positions,
 };
 use oxattn::tensor::{Base2, BaseE, CacheRows, LogBase};
+use oxattn::validate::{REPORT_BYTES, verdict};
 use oxattn::{
     Attention, Buffer, Device, Error, Layout, PageIndices, PageTable, PagedCache, Planned, QueryLengths, Rows, Run,
     SplitMode, Stream, Workspace,
@@ -50,6 +52,25 @@ impl Setup {
     /// Plans a case.
     pub fn plan(&mut self, fixture: &Fixture, stream: Stream) -> Result<Planned, Error> {
         plan(&mut self.attention, fixture, &mut self.workspace, stream)
+    }
+
+    /// Plans lengths of `case` whose page ids start at `page_begin`.
+    pub fn plan_lens(&mut self, case: &Case, page_begin: &[u32], stream: Stream) -> Result<Planned, Error> {
+        plan_lens(&mut self.attention, case, page_begin, &mut self.workspace, stream)
+    }
+
+    /// Checks the page ids of a plan.
+    pub fn check_page_ids(
+        &mut self,
+        planned: &Planned,
+        page_indices: &PageIndices,
+        pages: u64,
+        report: &Report,
+        stream: Stream,
+    ) -> Result<(), Error> {
+        let (address, workspace) = (report.memory.address(), &mut self.workspace);
+        // SAFETY: as `run`; the report lives until its verdict, which waits.
+        unsafe { self.attention.check_page_ids(planned, page_indices, pages, address, workspace, stream) }
     }
 
     /// Runs a case's plan.
@@ -87,7 +108,16 @@ pub fn plan(
     workspace: &mut Workspace,
     stream: Stream,
 ) -> Result<Planned, Error> {
-    let Fixture { case, page_begin, .. } = fixture;
+    plan_lens(attention, &fixture.case, &fixture.page_begin, workspace, stream)
+}
+
+fn plan_lens(
+    attention: &mut Attention,
+    case: &Case,
+    page_begin: &[u32],
+    workspace: &mut Workspace,
+    stream: Stream,
+) -> Result<Planned, Error> {
     let table = PageTable::csr(case.config.page_size_tokens, page_begin, &case.kv_lens)?;
     let query_begin = case.query_begin();
     attention.plan(&table, QueryLengths::indptr(&query_begin)?, workspace, stream)
@@ -98,6 +128,66 @@ pub fn run_alone(device: &Device, fixture: &Fixture, mode: SplitMode, lse: Lse) 
     let tokens = *fixture.case.query_begin().last().unwrap() as usize;
     let tensors = fixture.tensors(device, lse, tokens);
     Setup::new(device, &[&fixture.case], mode).outputs(fixture, &tensors, Stream::default())
+}
+
+/// A check's report on a device.
+pub struct Report {
+    /// Where it lies.
+    pub memory: Buffer,
+}
+
+/// One that no check has written.
+pub fn report(device: &Device) -> Report {
+    Report { memory: device.upload(&[0xccu8; REPORT_BYTES]).unwrap() }
+}
+
+impl Report {
+    /// What it says; waits for the device.
+    pub fn verdict(&self) -> Verdict {
+        let mut bytes = [0; REPORT_BYTES];
+        self.memory.read(0, &mut bytes).unwrap();
+        verdict(&bytes)
+    }
+}
+
+/// Checks where an append would write, and waits for it.
+pub fn check_append(device: &Device, case: &AppendCheck, report: &Report) -> Result<(), Error> {
+    let config = AttentionConfig::new(2, 2, 64, case.page_size);
+    let rows = Rows::contiguous(4096, config.dtype, case.tokens.count(), 2, 64);
+    let cache = PagedCache::separate(4096, 4096, PAGES as u64, Layout::Nhd, &config);
+    let arguments = |destination| Append { k: rows, v: rows, cache, destination };
+    let check = |destination, request_count| {
+        let address = report.memory.address();
+        // SAFETY: the arrays live until the wait; the rows are not looked at.
+        unsafe {
+            oxattn::validate::check_append(
+                device,
+                &config,
+                &arguments(destination),
+                request_count,
+                address,
+                Stream::default(),
+            )
+        }?;
+        device.synchronize()
+    };
+    match &case.tokens {
+        Tokens::Slots(slots) => {
+            let slots = device.upload(slots)?;
+            check(Destination::Slots { address: slots.address() }, 0)
+        }
+        Tokens::Positions { requests, positions, page_begin, page_indices } => {
+            let (requests, positions) = (device.upload(requests)?, device.upload(positions)?);
+            let (begin, ids) = (device.upload(page_begin)?, device.upload(page_indices)?);
+            let destination = Destination::Positions {
+                requests: requests.address(),
+                positions: positions.address(),
+                page_begin: begin.address(),
+                page_indices: PageIndices { address: ids.address(), len: page_indices.len() as u64 },
+            };
+            check(destination, page_begin.len() as u32)
+        }
+    }
 }
 
 /// The public operators on a device.

@@ -7,11 +7,12 @@
 #![allow(missing_docs, reason = "a scenario says by its name what it is about")]
 
 use crate::cases::{Case, Pages, among_others, cases, paged, prompt, split_cases};
+use crate::checks::{PAGES, PageIdCase, append_checks, page_id_cases};
 use crate::fixture::{Fixture, Lse, Outputs, Tensors};
 use crate::layout::{LAYOUTS, Layout};
 use crate::new_tokens::append_cases;
 use crate::plans::limits_for;
-use crate::public_api::{Public, Setup, plan, run_alone, workspace};
+use crate::public_api::{Public, Setup, check_append, plan, report, run_alone, workspace};
 use crate::states::merge_cases;
 use crate::variants::Modifiers;
 use oxattn::config::{AttentionConfig, DType};
@@ -57,6 +58,9 @@ macro_rules! device_tests {
             configurations_no_kernel_runs_are_refused,
             merges_and_appends_that_do_not_match_are_refused,
             more_memory_than_there_is_is_refused,
+            page_ids_out_of_range_are_reported,
+            tokens_without_a_place_are_reported,
+            checks_that_do_not_match_are_refused,
         );
     };
     ($device:expr; $($name:ident),* $(,)?) => {
@@ -754,4 +758,70 @@ pub fn merges_and_appends_that_do_not_match_are_refused(device: &Device) {
         // SAFETY: refused before a launch.
         refused(unsafe { append(device, &config, &arguments, Stream::default()) }, message);
     }
+}
+
+/// A third of the table, which has no period of three.
+pub fn page_ids_out_of_range_are_reported(device: &Device) {
+    for case in page_id_cases().iter().step_by(3) {
+        let PageIdCase { batch, mode, page_begin, page_indices, expected, .. } = case;
+        let mut setup = Setup::new(device, &[batch], *mode);
+        let ids = device.upload(page_indices).unwrap();
+        let planned = setup.plan_lens(batch, page_begin, Stream::default()).unwrap();
+        let ids = PageIndices { address: ids.address(), len: page_indices.len() as u64 };
+        let report = report(device);
+        setup.check_page_ids(&planned, &ids, PAGES as u64, &report, Stream::default()).unwrap();
+        assert_eq!(&report.verdict(), expected, "{}", case.name);
+    }
+}
+
+pub fn tokens_without_a_place_are_reported(device: &Device) {
+    for case in append_checks() {
+        let report = report(device);
+        check_append(device, &case, &report).unwrap();
+        assert_eq!(report.verdict(), case.expected, "{}", case.name);
+    }
+}
+
+/// What can be told on the host is refused there, and no report is written.
+pub fn checks_that_do_not_match_are_refused(device: &Device) {
+    let case = Case { query_lens: vec![1; 3], kv_lens: vec![35, 16, 48], ..paged(16, LAYOUTS[0]) };
+    let fixture = Fixture::new(&case);
+    let mut setup = Setup::new(device, &[&case], SplitMode::Balanced);
+    let tensors = fixture.tensors(device, Lse::Two, 3);
+    let ids = tensors.run.page_indices;
+    let report = report(device);
+    let stream = Stream::default();
+    let first = setup.plan(&fixture, stream).unwrap();
+    let planned = setup.plan(&fixture, stream).unwrap();
+    let stale = setup.check_page_ids(&first, &ids, 100, &report, stream);
+    refused(stale, "the plan of epoch 1 was replaced by the plan of epoch 2");
+    let short = setup.check_page_ids(&planned, &PageIndices { len: 6, ..ids }, 100, &report, stream);
+    refused(short, "page_indices.len is 6; this call needs 7");
+    let absent = setup.check_page_ids(&planned, &PageIndices { address: 0, ..ids }, 100, &report, stream);
+    refused(absent, "page_indices has elements but its address is 0");
+    let odd = report.memory.address() + 4;
+    // SAFETY: refused before a launch.
+    let misaligned = unsafe { setup.attention.check_page_ids(&planned, &ids, 100, odd, &mut setup.workspace, stream) };
+    refused(misaligned, &format!("report.address is {odd} bytes, which is not a multiple of 8"));
+    refused(
+        report.verdict().map_err(Error::from),
+        "the report's first word is 3435973836, which no check writes; has the check run?",
+    );
+
+    let config = AttentionConfig::new(2, 2, 64, 4);
+    let cache = PagedCache::separate(4096, 4096, 4, oxattn::Layout::Nhd, &config);
+    let new = Rows::contiguous(4096, DType::F32, 3, 2, 64);
+    let good = Append { k: new, v: new, cache, destination: Destination::Slots { address: ids.address } };
+    let check = |arguments: &Append, report: u64| {
+        // SAFETY: refused before a launch.
+        unsafe { oxattn::validate::check_append(device, &config, arguments, 1, report, stream) }
+    };
+    refused(check(&good, 0), "report has elements but its address is 0");
+    let absent = Append { destination: Destination::Slots { address: 0 }, ..good };
+    refused(check(&absent, report.memory.address()), "slots has elements but its address is 0");
+    let many = Append { k: Rows { tokens: 1 << 31, ..new }, ..good };
+    refused(check(&many, report.memory.address()), "k.tokens is 2147483648; supported is at most 2147483647");
+
+    setup.check_page_ids(&planned, &ids, u64::MAX, &report, stream).unwrap();
+    assert_eq!(report.verdict(), Ok(()));
 }

@@ -2,12 +2,12 @@
 //!
 //! Unsafe: a copy takes addresses; its test owns the memory behind them.
 
-use oxattn::{Device, SplitMode, Stream};
+use oxattn::{Device, PageIndices, SplitMode, Stream};
 use oxattn_tests::cases::{Case, paged};
 use oxattn_tests::device_tests;
 use oxattn_tests::fixture::{Fixture, Lse};
 use oxattn_tests::layout::LAYOUTS;
-use oxattn_tests::public_api::Setup;
+use oxattn_tests::public_api::{Setup, report};
 use oxattn_tests::scenarios::{new_stream, refused, short_and_long};
 use std::io::Write;
 use std::ops::Deref;
@@ -93,6 +93,49 @@ fn e1_a_graph_follows_the_plan() {
             assert!(layers[0].download(fixture).bits() == replayed[0].bits(), "turn {turn}");
         }
     }
+}
+
+/// A check that was captured once checks every later plan.
+#[test]
+fn a_captured_check_follows_the_plan() {
+    let Some(device) = gpu() else { return };
+    let stream = new_stream(&device);
+    let batch = |kv_lens: &[u32]| Case {
+        kv_lens: kv_lens.to_vec(),
+        query_lens: vec![1; kv_lens.len()],
+        seeds: vec![0; kv_lens.len()],
+        ..paged(16, LAYOUTS[0])
+    };
+    // Ids 0 to 511, and the last one of the long batch is that of a page that a cache of 511 pages does not have.
+    let ids: Vec<u32> = (0..512).collect();
+    let memory = device.upload(&ids).unwrap();
+    let ids = PageIndices { address: memory.address(), len: 512 };
+    let (short, long) = (batch(&[40, 20]), batch(&[8192]));
+    let mut setup = Setup::for_graphs(&device, &[&short, &long], SplitMode::Balanced);
+    let report = report(&device);
+    let planned = setup.plan_lens(&short, &[0, 3, 5], stream).unwrap();
+    stream.begin_capture().unwrap();
+    let captured = setup.check_page_ids(&planned, &ids, 511, &report, stream);
+    let graph = stream.end_capture().unwrap();
+    captured.unwrap();
+    let page_begin: [&[u32]; 2] = [&[0, 3, 5], &[0, 512]];
+    for turn in [0, 1, 1, 0, 1] {
+        setup.plan_lens([&short, &long][turn], page_begin[turn], stream).unwrap();
+        graph.launch(stream).unwrap();
+        stream.synchronize().unwrap();
+        let wrong = "page_indices[511] is 511; supported are values below 511; 1 in all are out of range";
+        let expected = [Ok(()), Err(wrong.to_owned())][turn].clone();
+        assert_eq!(report.verdict().map_err(|error| error.to_string()), expected);
+    }
+
+    let mut setup = Setup::new(&device, &[&short], SplitMode::Balanced);
+    let planned = setup.plan_lens(&short, &[0, 3, 5], stream).unwrap();
+    stream.begin_capture().unwrap();
+    let captured = setup.check_page_ids(&planned, &ids, 511, &report, stream);
+    drop(stream.end_capture().unwrap());
+    let message = "check_page_ids was called while its stream is captured into a graph; make it with \
+                   Attention::for_graphs";
+    refused(captured, message);
 }
 
 /// E2: grid and addresses of an attention that was not made for graphs may change under a captured one.

@@ -13,7 +13,9 @@ mod append;
 mod attend;
 mod memory;
 mod merge;
+mod validate;
 
 pub use append::{append, positions};
 pub use attend::attend;
 pub use merge::merge_states;
+pub use validate::{check_append, check_page_ids};

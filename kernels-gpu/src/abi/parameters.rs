@@ -185,6 +185,97 @@ pub struct StreamParameters {
     pub pieces: u64,
 }
 
+/// Threads of the one block of a check.
+pub const CHECK_THREADS: u32 = 1024;
+/// Its shared memory: what each warp found.
+pub const CHECK_SHARED_BYTES: u32 = 8 * CHECK_THREADS / 32;
+
+/// Parameters of the check of a planned batch's page ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct CheckPageIdsParameters {
+    /// `queue_begin` of the plan image.
+    pub queue_begin: u64,
+    /// The plan image's work items.
+    pub items: u64,
+    /// Page ids, `u32`.
+    pub page_indices: u64,
+    /// A [`Report`].
+    pub report: u64,
+    /// Pages of the cache.
+    pub pages: u64,
+    /// Queues of the plan image.
+    pub teams: u32,
+    /// As the attend kernel's.
+    pub causal: u32,
+    /// Tokens of a page.
+    pub page_size: Divisor,
+    /// Query heads that share a KV head.
+    pub group: Divisor,
+}
+
+/// Parameters of the check of where an append would write. As the append kernel's, but for the last five.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct CheckAppendParameters {
+    /// `[tokens]` i64 slots, or 0 to use the next three.
+    pub slots: u64,
+    /// `[tokens]` i32 request of each token.
+    pub requests: u64,
+    /// `[tokens]` i32 position of each token in its request.
+    pub positions: u64,
+    /// `[request_count]` u32 first page of each request in `page_indices`.
+    pub page_begin: u64,
+    /// Page ids, `u32`.
+    pub page_indices: u64,
+    /// Page ids there.
+    pub page_index_len: u64,
+    /// A [`Report`].
+    pub report: u64,
+    /// Pages of the cache.
+    pub pages: u64,
+    /// New tokens.
+    pub tokens: u32,
+    /// Requests in the batch.
+    pub request_count: u32,
+    /// Tokens of a page.
+    pub page_size: Divisor,
+    /// Fills the struct to a multiple of 8 bytes.
+    pub padding: u32,
+}
+
+/// What a check found, on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct Report {
+    /// One of the constants; anything else is no report.
+    pub finding: u32,
+    /// Values that are out of range, or tokens with one.
+    pub bad: u32,
+    /// Where the first of them lies in its array.
+    pub index: u64,
+    /// What it is: a `u32` or an `i64`.
+    pub value: u64,
+    /// It had to be below this.
+    pub supported: u64,
+}
+
+impl Report {
+    /// Nothing is out of range; the other fields are 0.
+    pub const FINE: u32 = 1;
+    /// The first value out of range is one of `page_indices`.
+    pub const PAGE_INDICES: u32 = 2;
+    /// It is one of `slots`.
+    pub const SLOTS: u32 = 3;
+    /// It is one of `requests`.
+    pub const REQUESTS: u32 = 4;
+    /// It is one of `positions`.
+    pub const POSITIONS: u32 = 5;
+}
+
 const _: () = {
     assert!(size_of::<CacheView>() == 32);
     assert!(size_of::<RowsView>() == 24);
@@ -193,4 +284,8 @@ const _: () = {
     assert!(size_of::<AppendParameters>() == 2 * 24 + 2 * 32 + 5 * 8 + 8 + 36 + 4);
     assert!(size_of::<PositionsParameters>() == 40);
     assert!(size_of::<StreamParameters>() == 24);
+    assert!(size_of::<CheckPageIdsParameters>() == 5 * 8 + 2 * 4 + 2 * 12);
+    assert!(size_of::<CheckAppendParameters>() == 8 * 8 + 2 * 4 + 12 + 4);
+    assert!(size_of::<Report>() == 32);
+    assert!(core::mem::offset_of!(Report, supported) == 24);
 };

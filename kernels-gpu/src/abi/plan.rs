@@ -16,6 +16,10 @@
 //! A *packed row* is one (query token, query head) pair of the heads that share a KV head: packed row `r` of a
 //! request is token `r / group` and head `kv_head * group + r % group`.
 
+use core::ops::Range;
+
+use super::divisor::Divisor;
+
 /// First bytes of an image.
 pub const PLAN_MAGIC: u32 = 0x6f78_6132; // "oxa2"
 
@@ -78,6 +82,34 @@ pub struct WorkItem {
     pub partial_begin: u32,
     /// First of the tile's counts in `arrivals`, one a KV head.
     pub group: u32,
+}
+
+impl WorkItem {
+    /// The pages, counted in the request, that the item reads and no piece or row tile before it does. Over the items
+    /// of a plan these are the pages in use, each once.
+    #[inline(always)]
+    pub fn first_read_pages(&self, page_size: Divisor, group: Divisor, causal: bool) -> Range<u32> {
+        let pages_holding = |tokens: u32| {
+            let (pages, rest) = page_size.divide(tokens);
+            pages + (rest != 0) as u32
+        };
+        // A row tile sees what the one before it sees; without a mask the first one sees all.
+        let seen_before = if self.row_begin == 0 {
+            0
+        } else if causal {
+            let (token, _) = group.divide(self.row_begin - 1);
+            (self.query_position + token as i32 + 1).max(0) as u32
+        } else {
+            self.kv_end_tokens
+        };
+        // The page that a cut goes through belongs to the piece before it.
+        let begin = if self.piece == 0 {
+            page_size.divide(self.kv_begin_tokens).0
+        } else {
+            pages_holding(self.kv_begin_tokens)
+        };
+        begin.max(pages_holding(seen_before))..pages_holding(self.kv_end_tokens)
+    }
 }
 
 /// Where a request's part of a custom mask is; the image has them only where there is a mask. The mask's element of
