@@ -62,10 +62,11 @@ fn gpu(ordinal: u32) -> String {
     };
     let (major, minor) = properties.capability;
     let hardware = format!(
-        "{}, compute capability {major}.{minor}, {} multiprocessors, {:.1} GiB, {} KiB of shared memory a block, {} MiB L2",
+        "{}, compute capability {major}.{minor}, {} multiprocessors, {:.1} GiB at {} GB/s, {} KiB of shared memory a block, {} MiB L2",
         properties.name,
         properties.multiprocessors,
         gibibytes(properties.memory_bytes),
+        properties.memory_gb_per_s,
         properties.shared_bytes_per_block >> 10,
         properties.l2_bytes >> 20
     );

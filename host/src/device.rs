@@ -105,7 +105,12 @@ impl Device {
             #[cfg(feature = "cpu")]
             Executor::Cpu => Target::new(4 * rayon::current_num_threads() as u32, tile(Family::Sm90a).tile_tokens()),
             #[cfg(feature = "cuda")]
-            Executor::Cuda(cuda) => Target::for_tile(cuda.properties().multiprocessors, tile(cuda.family())),
+            Executor::Cuda(cuda) => {
+                let properties = cuda.properties();
+                // Reading alone reached 4706 of the 4917 GB/s of an H200's pins.
+                let read_gb_per_s = (properties.memory_gb_per_s as u64 * 957 / 1000) as u32;
+                Target::for_tile(properties.multiprocessors, tile(cuda.family())).with_read_gb_per_s(read_gb_per_s)
+            }
         }
     }
 

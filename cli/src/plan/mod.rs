@@ -30,6 +30,9 @@ pub struct Arguments {
     /// Blocks of the attend kernel that run at once; by default as many as 132 multiprocessors hold.
     #[arg(long)]
     blocks: Option<u32>,
+    /// Gigabytes a second that the GPU reads from memory, for the predicted time; by default an H200's.
+    #[arg(long, default_value_t = 4700, value_parser = clap::value_parser!(u32).range(1..))]
+    gb_per_s: u32,
     #[command(flatten)]
     attention: AttentionArguments,
     /// How KV is cut: balanced, batch-invariant, unsplit, or fixed:N for pieces of N tokens.
@@ -100,7 +103,7 @@ fn planner(arguments: &Arguments) -> Result<Planner, PlanCommandError> {
         max_kv_tokens: kv_lens.iter().map(|&kv_len| kv_len as u64).sum(),
     };
     let tile = AttendTile::new(config.head_dim, Family::Sm90a).expect("validated: there is a kernel for the head dim");
-    let mut target = Target::for_tile(MULTIPROCESSORS, tile);
+    let mut target = Target::for_tile(MULTIPROCESSORS, tile).with_read_gb_per_s(arguments.gb_per_s);
     target.blocks = arguments.blocks.unwrap_or(target.blocks);
     Ok(Planner::new(config, target, arguments.mode, limits)?)
 }

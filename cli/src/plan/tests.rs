@@ -41,6 +41,25 @@ fn the_long_request_of_a_skewed_batch_is_cut_and_drawn_as_such() {
     assert!(!unsplit.contains("<title>split: "));
 }
 
+/// The explanation says how long it will take on the GPU that the arguments describe.
+#[test]
+fn the_time_is_predicted_for_the_bandwidth_given() {
+    let explained = |line: &str| {
+        let arguments = arguments(line);
+        let mut planner = planner(&arguments).unwrap();
+        let kv_lens = &arguments.kv_lens.0;
+        let page_indptr = page_indptr(kv_lens, arguments.attention.page_size).unwrap();
+        let table = PageTable::csr(arguments.attention.page_size, &page_indptr, kv_lens).unwrap();
+        planner.plan(&table, QueryLengths::uniform(arguments.query_len)).unwrap().explain()
+    };
+    let fast = explained("--kv-lens 8192x64");
+    let slow = explained("--kv-lens 8192x64 --gb-per-s 2000");
+    assert_eq!((fast.read_gb_per_s, slow.read_gb_per_s), (Some(4700), Some(2000)));
+    assert!(fast.to_string().ends_with(" us predicted, where memory is read at 4700 GB/s"), "{fast}");
+    assert!(slow.predicted_us > fast.predicted_us);
+    assert!(Command::try_parse_from("plan --kv-lens 5 --gb-per-s 0".split_whitespace()).is_err());
+}
+
 #[test]
 fn odd_batches_are_drawn_too() {
     for line in

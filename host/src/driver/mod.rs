@@ -182,6 +182,8 @@ pub struct DeviceProperties {
     pub l2_bytes: u64,
     /// Device memory.
     pub memory_bytes: u64,
+    /// What its pins carry, 10^9 bytes a second; 0 where the driver does not say.
+    pub memory_gb_per_s: u32,
 }
 
 /// Describes a device.
@@ -214,6 +216,12 @@ pub fn properties(ordinal: u32) -> Result<DeviceProperties, DriverError> {
         shared_bytes_per_block: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32,
         l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as u64,
         memory_bytes: memory_bytes as u64,
+        memory_gb_per_s: {
+            let clock_khz = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE).unwrap_or(0);
+            let width_bits = attribute(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH).unwrap_or(0);
+            // Two bits a pin and clock.
+            (2 * clock_khz as u64 * (width_bits as u64 / 8) / 1_000_000) as u32
+        },
     })
 }
 

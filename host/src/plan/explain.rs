@@ -68,6 +68,15 @@ pub struct Explain {
     pub image_bytes: u64,
     /// How even the queues are.
     pub balance: Balance,
+    /// What the device reads from its memory, where the planner's target says.
+    pub read_gb_per_s: Option<u32>,
+    /// Microseconds of a run there, by [`Plan::predict_us`].
+    pub predicted_us: Option<f64>,
+}
+
+/// Keys that an item reads.
+pub(super) fn keys(item: &WorkItem) -> u64 {
+    (item.kv_end_tokens - item.kv_begin_tokens) as u64
 }
 
 impl Plan {
@@ -94,7 +103,7 @@ impl Plan {
     pub fn explain(&self) -> Explain {
         let (heads, head_dim) = (self.config.kv_heads as u64, self.config.head_dim as u64);
         let key_bytes = 2 * heads * head_dim * self.config.dtype.bytes() as u64;
-        let keys: u64 = self.items().iter().map(|item| (item.kv_end_tokens - item.kv_begin_tokens) as u64).sum();
+        let keys: u64 = self.items().iter().map(keys).sum();
         let first_pieces = self.items().iter().filter(|item| item.pieces > 1 && item.piece == 0);
         let (mut cut_units, mut most_pieces) = (0, u32::from(self.header.items > 0));
         for item in first_pieces {
@@ -120,6 +129,8 @@ impl Plan {
             partial_bytes: self.header.partial_rows as u64 * 4 * (head_dim + 1),
             image_bytes: self.header.image_bytes,
             balance: self.balance(),
+            read_gb_per_s: self.target.read_gb_per_s,
+            predicted_us: self.target.read_gb_per_s.map(|rate| self.predict_us(rate as f64)),
         }
     }
 }
@@ -165,6 +176,10 @@ impl fmt::Display for Explain {
             100.0 * balance.efficiency()
         )?;
         writeln!(f, "fold      {} partial states, {} bytes", self.partial_rows, self.partial_bytes)?;
-        write!(f, "bytes     {} of keys and values, {} of plan", self.kv_bytes, self.image_bytes)
+        write!(f, "bytes     {} of keys and values, {} of plan", self.kv_bytes, self.image_bytes)?;
+        match self.read_gb_per_s.zip(self.predicted_us) {
+            Some((rate, us)) => write!(f, "\ntime      {us:.1} us predicted, where memory is read at {rate} GB/s"),
+            None => Ok(()),
+        }
     }
 }

@@ -10,7 +10,8 @@
 //! long, and nothing else matters.
 //!
 //! The files in reading order: `batch` derives the units, `balanced` and `spread` decide their cuts and queues by the
-//! `loads` so far, `queues` spells the items, `masks` places each request's part of a mask, `layout` fixes the image's capacities and offsets, `explain` reports.
+//! `loads` so far, `queues` spells the items, `masks` places each request's part of a mask, `layout` fixes the image's
+//! capacities and offsets, `explain` reports, `predict` says how long it will take.
 
 mod balanced;
 mod batch;
@@ -18,6 +19,7 @@ mod explain;
 mod layout;
 mod loads;
 mod masks;
+mod predict;
 mod queues;
 mod spread;
 
@@ -44,12 +46,19 @@ pub struct Target {
     pub blocks: u32,
     /// Keys of a tile, the step in which the kernel walks a range; cuts fall on multiples of it.
     pub tile_tokens: u32,
+    /// What the device reads from its memory, where that is known: for predictions, never for a plan.
+    pub read_gb_per_s: Option<u32>,
 }
 
 impl Target {
     /// `blocks` blocks that walk tiles of `tile_tokens` keys.
     pub const fn new(blocks: u32, tile_tokens: u32) -> Target {
-        Target { blocks, tile_tokens }
+        Target { blocks, tile_tokens, read_gb_per_s: None }
+    }
+
+    /// The same on a device that reads `read_gb_per_s` gigabytes a second; 0 if that is not known.
+    pub const fn with_read_gb_per_s(self, read_gb_per_s: u32) -> Target {
+        Target { read_gb_per_s: if read_gb_per_s == 0 { None } else { Some(read_gb_per_s) }, ..self }
     }
 
     /// How the blocks stand in teams, each with a queue.
@@ -59,10 +68,7 @@ impl Target {
 
     /// The attend kernel of `tile` on a device with `multiprocessors`.
     pub const fn for_tile(multiprocessors: u32, tile: AttendTile) -> Target {
-        Target {
-            blocks: multiprocessors.saturating_mul(tile.blocks_per_multiprocessor),
-            tile_tokens: tile.tile_tokens(),
-        }
+        Target::new(multiprocessors.saturating_mul(tile.blocks_per_multiprocessor), tile.tile_tokens())
     }
 }
 
