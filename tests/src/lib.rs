@@ -3,16 +3,21 @@
 //! [`cases`] says what to compute, [`fixture`] lays it out in memory and knows the oracle's answer, [`plans`] cuts it
 //! into work items by hand, [`executors`] is the seam to what runs it. [`states`] and [`new_tokens`] do the same for
 //! merges and appends, [`checks`] for the checks of values on the device. [`public_api`] runs all of it through the
-//! library's own operators, and [`scenarios`] are the tests that every device has to pass.
+//! library's own operators, and [`scenarios`] are the tests that every device has to pass. [`grid`] and
+//! [`merge_grid`] are FlashInfer's own grids, whole; [`lab`] runs the former.
 
 pub mod buffer;
 pub mod cases;
 pub mod checks;
 pub mod executors;
 pub mod fixture;
+pub mod grid;
+pub mod lab;
 pub mod layout;
+pub mod merge_grid;
 pub mod new_tokens;
 pub mod number;
+pub mod periodic;
 pub mod plans;
 pub mod public_api;
 pub mod random;

@@ -44,7 +44,8 @@ impl Setup {
         Setup::of(device, Attention::for_graphs(device, cases[0].config, mode, limits_for(cases)).unwrap())
     }
 
-    fn of(device: &Device, attention: Attention) -> Setup {
+    /// `attention` with a workspace.
+    pub fn of(device: &Device, attention: Attention) -> Setup {
         let (memory, workspace) = workspace(device, &attention);
         Setup { attention, workspace, memory }
     }

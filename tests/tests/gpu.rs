@@ -6,8 +6,11 @@ use oxattn::{Device, PageIndices, SplitMode, Stream};
 use oxattn_tests::cases::{Case, paged};
 use oxattn_tests::device_tests;
 use oxattn_tests::fixture::{Fixture, Lse};
+use oxattn_tests::grid::{batch_append, batch_decode, batch_invariant, graph_decode, mixed, tensor_core_decode};
+use oxattn_tests::lab::{check_graphs, check_invariant, check_points};
 use oxattn_tests::layout::LAYOUTS;
-use oxattn_tests::public_api::{Setup, report};
+use oxattn_tests::merge_grid::{check_many_states, pairs};
+use oxattn_tests::public_api::{Public, Setup, report};
 use oxattn_tests::scenarios::{new_stream, refused, short_and_long};
 use std::io::Write;
 use std::ops::Deref;
@@ -170,6 +173,49 @@ fn e2_captures_that_would_go_stale_are_refused() {
     graph.launch(stream).unwrap();
     stream.synchronize().unwrap();
     fixture.check(&tensors.download(&fixture)).unwrap();
+}
+
+/// FlashInfer's grids, every point of them.
+#[test]
+fn flashinfer_s_decode_grid() {
+    let Some(device) = gpu() else { return };
+    check_points(&device, &batch_decode());
+    check_points(&device, &tensor_core_decode());
+}
+
+#[test]
+fn flashinfer_s_decode_grid_under_graphs() {
+    let Some(device) = gpu() else { return };
+    check_graphs(&device, &graph_decode(), new_stream(&device));
+}
+
+#[test]
+fn flashinfer_s_append_grid() {
+    let Some(device) = gpu() else { return };
+    check_points(&device, &batch_append());
+}
+
+#[test]
+fn flashinfer_s_mixed_batches() {
+    let Some(device) = gpu() else { return };
+    check_points(&device, &mixed());
+}
+
+#[test]
+fn flashinfer_s_batch_invariance_grid() {
+    let Some(device) = gpu() else { return };
+    check_invariant(&device, &batch_invariant());
+}
+
+#[test]
+fn flashinfer_s_merge_grid() {
+    let Some(device) = gpu() else { return };
+    check_many_states(&device, 2048);
+    for case in pairs(50) {
+        if let Err(difference) = oxattn_tests::states::check(&case, &Public { device: &device, pairs: true }) {
+            panic!("{}: {difference}", case.name);
+        }
+    }
 }
 
 /// D12: memory of the host, pinned or not, where the device's is needed.
