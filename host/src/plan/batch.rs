@@ -223,24 +223,34 @@ impl Batch {
     }
 
     /// A request's row tiles, from the last, which sees the most keys, to the first.
-    pub fn row_tiles(&self, request: &Request) -> impl ExactSizeIterator<Item = RowTile> + use<'_> {
-        let request = *request;
+    #[inline(always)]
+    pub fn row_tiles<'a>(&'a self, request: &'a Request) -> impl ExactSizeIterator<Item = RowTile> + use<'a> {
         let packed_rows = request.query_len * self.group.get();
-        (0..packed_rows.div_ceil(ATTEND_TILE_ROWS)).rev().map(move |tile| {
-            let row_begin = tile * ATTEND_TILE_ROWS;
-            let row_end = packed_rows.min(row_begin + ATTEND_TILE_ROWS);
-            let (first_tile, kv_end, tiles) = if let Some(window) = self.window {
-                let (first_tile, kv_end) = self.windowed(window, &request, row_begin, row_end);
-                (first_tile, kv_end, self.tiles(kv_end) - first_tile)
-            } else if self.causal && row_end < packed_rows {
-                let hidden = request.query_len - 1 - self.group.divide(row_end - 1).0;
-                let kv_end = request.kv_len.saturating_sub(hidden);
-                (0, kv_end, self.tiles(kv_end))
-            } else {
-                (0, request.kv_len, request.tiles)
-            };
-            RowTile { row_begin, rows: row_end - row_begin, first_tile, kv_end, tiles }
-        })
+        (0..packed_rows.div_ceil(ATTEND_TILE_ROWS)).rev().map(move |tile| self.row_tile(request, packed_rows, tile))
+    }
+
+    /// A request's row tile, if it has but one.
+    #[inline(always)]
+    pub fn only_row_tile(&self, request: &Request) -> Option<RowTile> {
+        let packed_rows = request.query_len * self.group.get();
+        (packed_rows <= ATTEND_TILE_ROWS).then(|| self.row_tile(request, packed_rows, 0))
+    }
+
+    #[inline(always)]
+    fn row_tile(&self, request: &Request, packed_rows: u32, tile: u32) -> RowTile {
+        let row_begin = tile * ATTEND_TILE_ROWS;
+        let row_end = packed_rows.min(row_begin + ATTEND_TILE_ROWS);
+        let (first_tile, kv_end, tiles) = if let Some(window) = self.window {
+            let (first_tile, kv_end) = self.windowed(window, request, row_begin, row_end);
+            (first_tile, kv_end, self.tiles(kv_end) - first_tile)
+        } else if self.causal && row_end < packed_rows {
+            let hidden = request.query_len - 1 - self.group.divide(row_end - 1).0;
+            let kv_end = request.kv_len.saturating_sub(hidden);
+            (0, kv_end, self.tiles(kv_end))
+        } else {
+            (0, request.kv_len, request.tiles)
+        };
+        RowTile { row_begin, rows: row_end - row_begin, first_tile, kv_end, tiles }
     }
 
     /// What piece ends of units are multiples of, counted from key 0, where the mode wants that.

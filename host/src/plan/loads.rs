@@ -28,12 +28,14 @@ impl Loads {
 
     /// All queues empty, lowest number first; no piece will cost more than `most`.
     pub fn restart(&mut self, most: u64) {
+        // Only the queues' buckets are not empty: clearing those is less than clearing the ring.
+        for load in &mut self.load {
+            self.first[(std::mem::take(load) >> self.shift) as usize % BUCKETS] = NONE;
+        }
         self.shift = (u64::BITS - most.leading_zeros()).saturating_sub(BUCKETS.ilog2() - 1);
         self.least = 0;
-        self.load.fill(0);
-        self.first.fill(NONE);
-        for queue in (0..self.next.len()).rev() {
-            self.next[queue] = std::mem::replace(&mut self.first[0], queue as u32);
+        for (queue, next) in self.next.iter_mut().enumerate().rev() {
+            *next = std::mem::replace(&mut self.first[0], queue as u32);
         }
     }
 

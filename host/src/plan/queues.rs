@@ -6,7 +6,7 @@
 
 use kernels_gpu::abi::plan::WorkItem;
 
-use super::batch::Batch;
+use super::batch::{Batch, Request, RowTile};
 
 /// Some tiles of a unit, from the end of the piece before it.
 #[derive(Clone, Copy, Debug)]
@@ -33,45 +33,73 @@ pub(super) fn write(batch: &Batch, pieces: &[Piece], queue_begin: &mut [u32], it
         queue_begin[i] += queue_begin[i - 1];
     }
 
-    // A queue's entry serves as its cursor, and ends where the next queue begins.
-    let mut written = Written::default();
-    let mut rest = pieces;
+    let mut writer = Writer { batch, pieces, queue_begin, items, written: Written::default() };
     for request in batch.requests() {
-        for tile in batch.row_tiles(request) {
-            let pieces = 1 + rest.iter().take_while(|piece| piece.end_tiles < tile.tiles).count();
-            let (unit, others) = rest.split_at(pieces);
-            rest = others;
-            let mut item = WorkItem {
-                request: request.index,
-                query_begin_tokens: request.query_begin,
-                row_begin: tile.row_begin,
-                rows: tile.rows,
-                kv_begin_tokens: tile.first_tile * batch.tile_tokens.get(),
-                kv_end_tokens: tile.kv_end,
-                query_position: request.kv_len as i32 - request.query_len as i32,
-                page_begin: request.page_begin,
-                pieces: unit.len() as u32,
-                piece: 0,
-                partial_begin: 0,
-                group: 0,
-            };
-            if unit.len() > 1 {
-                (item.partial_begin, item.group) = (written.partial_rows, written.groups);
-                written.partial_rows += batch.heads * tile.rows * unit.len() as u32;
-                written.groups += batch.heads;
-            }
-            for piece in unit {
-                let end_tiles = tile.first_tile.saturating_add(piece.end_tiles);
-                item.kv_end_tokens = tile.kv_end.min(end_tiles.saturating_mul(batch.tile_tokens.get()));
-                let cursor = &mut queue_begin[piece.queue as usize];
-                items[*cursor as usize] = item;
-                *cursor += 1;
-                item.kv_begin_tokens = item.kv_end_tokens;
-                item.piece += 1;
-            }
+        // Most requests have one row tile, which needs no loop.
+        match batch.only_row_tile(request) {
+            Some(tile) => writer.unit(request, tile),
+            None => batch.row_tiles(request).for_each(|tile| writer.unit(request, tile)),
         }
     }
+    let written = writer.written;
     queue_begin.rotate_right(1);
     queue_begin[0] = 0;
     written
+}
+
+struct Writer<'a> {
+    batch: &'a Batch,
+    /// Those of the units to come.
+    pieces: &'a [Piece],
+    /// A queue's entry serves as its cursor, and ends where the next queue begins.
+    queue_begin: &'a mut [u32],
+    items: &'a mut [WorkItem],
+    written: Written,
+}
+
+impl Writer<'_> {
+    #[inline(always)]
+    fn unit(&mut self, request: &Request, tile: RowTile) {
+        let whole = WorkItem {
+            request: request.index,
+            query_begin_tokens: request.query_begin,
+            row_begin: tile.row_begin,
+            rows: tile.rows,
+            kv_begin_tokens: tile.first_tile * self.batch.tile_tokens.get(),
+            kv_end_tokens: tile.kv_end,
+            query_position: request.kv_len as i32 - request.query_len as i32,
+            page_begin: request.page_begin,
+            pieces: 1,
+            piece: 0,
+            partial_begin: 0,
+            group: 0,
+        };
+        if self.pieces[0].end_tiles == tile.tiles {
+            *self.next_item(self.pieces[0].queue) = whole;
+            self.pieces = &self.pieces[1..];
+            return;
+        }
+        let pieces = 1 + self.pieces.iter().take_while(|piece| piece.end_tiles < tile.tiles).count();
+        let (unit, rest) = self.pieces.split_at(pieces);
+        self.pieces = rest;
+        let Written { groups, partial_rows } = &mut self.written;
+        let mut item = WorkItem { pieces: pieces as u32, partial_begin: *partial_rows, group: *groups, ..whole };
+        *partial_rows += self.batch.heads * tile.rows * item.pieces;
+        *groups += self.batch.heads;
+        for piece in unit {
+            let end_tiles = tile.first_tile.saturating_add(piece.end_tiles);
+            item.kv_end_tokens = tile.kv_end.min(end_tiles.saturating_mul(self.batch.tile_tokens.get()));
+            *self.next_item(piece.queue) = item;
+            item.kv_begin_tokens = item.kv_end_tokens;
+            item.piece += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn next_item(&mut self, queue: u32) -> &mut WorkItem {
+        let cursor = &mut self.queue_begin[queue as usize];
+        let item = &mut self.items[*cursor as usize];
+        *cursor += 1;
+        item
+    }
 }
