@@ -28,9 +28,9 @@ pub mod page_table;
 pub mod plan;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub mod tensor;
-pub mod variant;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub mod validate;
+pub mod variant;
 pub mod workspace;
 
 #[cfg(any(feature = "cpu", feature = "cuda"))]
@@ -45,9 +45,9 @@ pub use page_table::{Indices, PageTable, PageTableError, QueryLengths};
 pub use plan::{Balance, Explain, Limits, Plan, PlanError, Planner, SplitMode, Target};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use tensor::{ArgumentError, Layout, Lse2, LseE, PageIndices, PagedCache, Rows};
-pub use variant::{alibi_slopes, pack_mask, tree_mask, window_left};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use validate::DeviceValueError;
+pub use variant::{alibi_slopes, pack_mask, tree_mask, window_left};
 pub use workspace::{WorkspaceError, WorkspaceLayout};
 
 /// The examples of the README, compiled and run with the crate's own.

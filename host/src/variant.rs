@@ -54,6 +54,11 @@ impl AttentionConfig {
         AttentionConfig { sigmoid_bias: Some(bias), ..self }
     }
 
+    /// Keys after its own that a query token sees at most: 0 where the attention is causal, `u32::MAX` for all.
+    pub fn keys_after(&self) -> u32 {
+        if self.causal { 0 } else { self.window_right.unwrap_or(u32::MAX) }
+    }
+
     /// Whether nothing is switched on: the kernels of plain attention do it.
     pub fn is_plain(&self) -> bool {
         let windowed = self.window_left.is_some() || self.window_right.is_some();

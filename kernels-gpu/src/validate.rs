@@ -65,7 +65,7 @@ pub unsafe fn check_page_ids(p: CheckPageIdsParameters) {
         let mut item = thread::warp_idx();
         while item < items {
             let work = item_at(p.items, item);
-            let pages = work.first_read_pages(p.page_size, p.group, p.causal != 0);
+            let pages = work.first_read_pages(p.page_size, p.group, p.keys_after);
             let mut base = pages.start + thread::lane_idx();
             while base < pages.end {
                 let mut batch = [0; IN_FLIGHT];

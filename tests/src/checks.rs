@@ -60,6 +60,7 @@ fn batches() -> Vec<Case> {
         ..paged(16, LAYOUTS[0])
     };
     let non_causal = |case: Case| Case { config: case.config.non_causal(), ..case };
+    let windowed = |case: Case, left, right| Case { config: case.config.with_window(left, right), ..case };
     let many: Vec<u32> = (0..300).map(|request| 1 + request * 7 % 90).collect();
     vec![
         batch((8, 2), 16, &[1; 4], &[35, 16, 0, 700]),
@@ -72,6 +73,10 @@ fn batches() -> Vec<Case> {
         batch((4, 2), 16, &[40, 6], &[20, 3]),
         batch((8, 8), 16, &[3, 0, 2], &[80, 160, 20]),
         batch((8, 2), 5, &[200], &[1000]),
+        windowed(batch((8, 2), 16, &[1, 90, 3], &[700, 300, 2]), Some(100), None),
+        windowed(batch((4, 1), 7, &[120], &[400]), Some(3), None),
+        windowed(non_causal(batch((4, 1), 7, &[120, 9], &[400, 30])), Some(50), Some(9)),
+        windowed(non_causal(batch((8, 1), 16, &[60], &[600])), None, Some(20)),
         batch((1, 1), 16, &[1; 300], &many),
         batch((8, 2), 16, &[], &[]),
     ]
@@ -92,13 +97,29 @@ pub fn page_id_cases() -> Vec<PageIdCase> {
     cases
 }
 
+/// Whether each key of a request lies in a tile that a row tile of 16 rows sees some key of.
+fn tiles_seen(config: &AttentionConfig, query_len: u32, kv_len: u32, tile_tokens: u32) -> Vec<bool> {
+    let mut seen = vec![false; kv_len as usize];
+    let rows: Vec<i64> = (0..query_len * config.group())
+        .map(|row| (row / config.group()) as i64 + kv_len as i64 - query_len as i64)
+        .collect();
+    for positions in rows.chunks(16) {
+        let end = (positions[positions.len() - 1] + config.keys_after() as i64 + 1).clamp(0, kv_len as i64) as usize;
+        let begin = (positions[0] - config.window_left.unwrap_or(u32::MAX) as i64).max(0) as usize;
+        let begin = (begin / tile_tokens as usize * tile_tokens as usize).min(end);
+        seen[begin..end].fill(true);
+    }
+    seen
+}
+
 fn page_id_case(batch: &Case, mode: SplitMode, target: Target, planted: Planted) -> PageIdCase {
     let mut random = Random::new(6);
     let page_size = batch.config.page_size_tokens;
     let (mut page_begin, mut page_indices, mut read) = (vec![0], Vec::new(), Vec::new());
     for (&query_len, &kv_len) in batch.query_lens.iter().zip(&batch.kv_lens) {
-        for _ in 0..kv_len.div_ceil(page_size) {
-            if query_len > 0 {
+        let seen = tiles_seen(&batch.config, query_len, kv_len, target.tile_tokens);
+        for page in 0..kv_len.div_ceil(page_size) {
+            if (page * page_size..kv_len.min((page + 1) * page_size)).any(|key| seen[key as usize]) {
                 read.push(page_indices.len());
                 page_indices.push(random.below(PAGES as usize) as u32);
             } else {
@@ -147,7 +168,7 @@ pub fn page_ids(case: &PageIdCase, executor: &dyn CheckLaunches) -> Verdict {
         report: report.address(),
         pages: PAGES as u64,
         teams: header.teams,
-        causal: batch.config.causal as u32,
+        keys_after: batch.config.keys_after(),
         page_size: Divisor::new(batch.config.page_size_tokens).unwrap(),
         group: Divisor::new(batch.config.group()).unwrap(),
     };

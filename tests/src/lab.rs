@@ -10,7 +10,7 @@ use crate::number::{lse_agrees, row_error, row_tolerance, value};
 use crate::periodic::Periodic;
 use crate::public_api::Setup;
 use crate::random::Random;
-use oxattn::oracle::Request;
+use oxattn::oracle::{Request, Rules};
 use oxattn::{
     Attention, Buffer, Device, Error, Layout, Limits, Lse2, PageIndices, PageTable, PagedCache, Planned, QueryLengths,
     Rows, Run, Stream,
@@ -101,17 +101,14 @@ impl<'a> Lab<'a> {
         let rows = |address| Rows::contiguous(address, config.dtype, tokens, config.query_heads, config.head_dim);
         let View { pages, v_begin, .. } = View::new(self, point);
         let (pages, k) = (pages as u64, self.cache.memory.address());
-        Run {
-            q: rows(self.queries.memory.address()),
-            cache: if point.together {
-                PagedCache::interleaved(k, pages, point.layout, config)
-            } else {
-                PagedCache::separate(k, k + 2 * v_begin as u64, pages, point.layout, config)
-            },
-            page_indices: PageIndices { address: self.page_ids.address(), len: self.page_ids_len as u64 },
-            out: rows(self.out.address()),
-            lse: Some(Lse2::contiguous(self.lse.address(), tokens, config.query_heads).into()),
-        }
+        let cache = if point.together {
+            PagedCache::interleaved(k, pages, point.layout, config)
+        } else {
+            PagedCache::separate(k, k + 2 * v_begin as u64, pages, point.layout, config)
+        };
+        let page_ids = PageIndices { address: self.page_ids.address(), len: self.page_ids_len as u64 };
+        Run::new(rows(self.queries.memory.address()), cache, page_ids, rows(self.out.address()))
+            .with_lse(Lse2::contiguous(self.lse.address(), tokens, config.query_heads))
     }
 
     fn clear(&self) {
@@ -220,6 +217,7 @@ impl<'a> View<'a> {
             group: config.group() as usize,
             softmax_scale: config.softmax_scale as f64,
             causal: config.causal,
+            rules: Rules::default(),
             q: &query,
             k: &|position, head| cached(0, position, head),
             v: &|position, head| cached(self.v_begin, position, head),

@@ -43,7 +43,7 @@ impl Attention {
             report: address("report", report, true, 8)?,
             pages: namable(pages),
             teams: planned.header.teams,
-            causal: self.config.causal as u32,
+            keys_after: self.config.keys_after(),
             page_size: self.page_size,
             group: self.group,
         };

@@ -20,7 +20,7 @@ pub unsafe fn check_page_ids(parameters: &CheckPageIdsParameters) {
     unsafe {
         let items = read::<u32>(parameters.queue_begin, parameters.teams as usize);
         for item in (0..items as usize).map(|item| read::<WorkItem>(parameters.items, item)) {
-            for page in item.first_read_pages(page_size, group, parameters.causal != 0) {
+            for page in item.first_read_pages(page_size, group, parameters.keys_after) {
                 let index = (item.page_begin + page) as u64;
                 let value = read::<u32>(parameters.page_indices, index as usize) as u64;
                 if value >= supported {

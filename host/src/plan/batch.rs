@@ -52,10 +52,9 @@ struct Window {
 impl Window {
     /// `None` where the causal rule, or its absence, says all.
     fn new(config: &AttentionConfig) -> Option<Window> {
-        let right = if config.causal { Some(0) } else { config.window_right };
-        let is_needed = config.window_left.is_some() || !config.causal && right.is_some();
-        let keys = |side: Option<u32>| side.unwrap_or(u32::MAX) as i64;
-        is_needed.then_some(Window { left: keys(config.window_left), right: keys(right) })
+        let is_needed = config.window_left.is_some() || !config.causal && config.window_right.is_some();
+        let left = config.window_left.unwrap_or(u32::MAX) as i64;
+        is_needed.then_some(Window { left, right: config.keys_after() as i64 })
     }
 }
 

@@ -207,8 +207,8 @@ pub struct CheckPageIdsParameters {
     pub pages: u64,
     /// Queues of the plan image.
     pub teams: u32,
-    /// As the attend kernel's.
-    pub causal: u32,
+    /// Keys after its own that a row sees, at most; 0 where attention is causal.
+    pub keys_after: u32,
     /// Tokens of a page.
     pub page_size: Divisor,
     /// Query heads that share a KV head.

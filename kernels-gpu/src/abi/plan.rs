@@ -86,21 +86,20 @@ pub struct WorkItem {
 
 impl WorkItem {
     /// The pages, counted in the request, that the item reads and no piece or row tile before it does. Over the items
-    /// of a plan these are the pages in use, each once.
+    /// of a plan these are the pages in use, each once. A row sees at most `keys_after` keys after its own.
     #[inline(always)]
-    pub fn first_read_pages(&self, page_size: Divisor, group: Divisor, causal: bool) -> Range<u32> {
+    pub fn first_read_pages(&self, page_size: Divisor, group: Divisor, keys_after: u32) -> Range<u32> {
         let pages_holding = |tokens: u32| {
             let (pages, rest) = page_size.divide(tokens);
             pages + (rest != 0) as u32
         };
-        // A row tile sees what the one before it sees; without a mask the first one sees all.
+        // Row tiles see ever later keys, so the one before this one ends last.
         let seen_before = if self.row_begin == 0 {
             0
-        } else if causal {
-            let (token, _) = group.divide(self.row_begin - 1);
-            (self.query_position + token as i32 + 1).max(0) as u32
         } else {
-            self.kv_end_tokens
+            let (token, _) = group.divide(self.row_begin - 1);
+            let end = self.query_position as i64 + token as i64 + keys_after as i64 + 1;
+            end.clamp(0, self.kv_end_tokens as i64) as u32
         };
         // The page that a cut goes through belongs to the piece before it.
         let begin = if self.piece == 0 {
