@@ -316,6 +316,10 @@ impl PagedCache {
 }
 
 /// Page ids on the device, `u32`, as the page table's offsets address them.
+///
+/// On Hopper attention reads them, like the plan, while the kernel launched just before it may still run, if that kernel
+/// allows it (programmatic dependent launch). Kernels that do not are safe, as are this crate's own. A kernel of yours
+/// that allows it must have waited for its own predecessors first, and must not write page ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageIndices {
     /// Address of the first id.

@@ -27,6 +27,16 @@ pub struct Case {
     pub tokens: u32,
     #[serde(default)]
     pub batch: u32,
+    #[serde(default)]
+    pub window_left: Option<u32>,
+    #[serde(default)]
+    pub soft_cap: Option<f32>,
+    #[serde(default)]
+    pub sinks: bool,
+    #[serde(default)]
+    pub alibi: bool,
+    #[serde(default)]
+    pub mask: bool,
 }
 
 fn bf16() -> String {

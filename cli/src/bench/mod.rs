@@ -8,6 +8,7 @@
 mod case;
 mod lab;
 mod sections;
+mod variants;
 
 use std::path::PathBuf;
 

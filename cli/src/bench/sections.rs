@@ -6,16 +6,19 @@ use half::bf16;
 use oxattn::operators::{Append, Destination, append};
 use oxattn::oracle;
 use oxattn::{
-    Attention, AttentionConfig, DType, Layout, Limits, Lse2, PageIndices, PageTable, PagedCache, QueryLengths, Rows,
-    Run, SplitMode, Stream, VariantInputs, Workspace,
+    Attention, AttentionConfig, DType, Layout, Limits, Lse2, MaskForm, PageIndices, PageTable, PagedCache,
+    QueryLengths, Rows, Run, SplitMode, Stream, Workspace,
 };
 
 use super::case::Case;
 use super::lab::{Lab, Random};
+use super::variants::{Inputs, config, seen};
 use super::{Failure, Row, blank};
 
 /// Bytes of cache that the calls of a graph rotate over: several times the L2 cache.
 const ROTATED_BYTES: u64 = 1 << 30;
+/// Bytes of all sets' caches at most.
+const MOST_CACHE_BYTES: u64 = 32 << 30;
 /// Sets of inputs at most.
 const MOST_SETS: u64 = 64;
 /// Above this, a case's error against the oracle is a wrong answer (bf16 outputs).
@@ -35,10 +38,6 @@ pub fn run(lab: &Lab, case: &Case) -> Vec<Row> {
         let unsupported = case.kv_dtype != "bf16";
         vec![Row { ok: unsupported, error: Some(error.to_string()), ..blank(case, "oxattn") }]
     })
-}
-
-fn config(case: &Case) -> AttentionConfig {
-    AttentionConfig::new(case.query_heads, case.kv_heads, case.head_dim, case.page_size)
 }
 
 /// A batch's page table: where each request's page ids begin, and the ids.
@@ -110,10 +109,12 @@ fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str) -> Result<R
     let tokens = query_begin[query_lens.len()] as u64;
     let (heads, dim) = (config.query_heads as u64, config.head_dim as u64);
     let pool_elements = pages.pool as u64 * (config.page_size_tokens * config.kv_heads) as u64 * dim;
-    let kv_tokens: u64 = kv_lens.iter().map(|length| *length as u64).sum();
+    let kv_tokens: u64 = query_lens.iter().zip(kv_lens).map(|(query, kv)| seen(case, *query, *kv)).sum();
     let row_bytes = dim * 2;
     let kv_bytes = kv_tokens * config.kv_heads as u64 * row_bytes * 2;
-    let sets = (ROTATED_BYTES / kv_bytes.max(1)).clamp(1, MOST_SETS) as usize;
+    // A window reads little of a cache, which is there all the same.
+    let most_sets = (MOST_CACHE_BYTES / (4 * pool_elements).max(1)).clamp(1, MOST_SETS);
+    let sets = (ROTATED_BYTES / kv_bytes.max(1)).clamp(1, most_sets) as usize;
 
     let caches = (0..sets)
         .map(|_| Ok((lab.random(pool_elements, 0)?, lab.random(pool_elements, 1)?)))
@@ -132,6 +133,8 @@ fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str) -> Result<R
     let (items, folded) = (plan.header().items, plan.header().partial_rows);
     let balance = plan.balance().efficiency();
 
+    let mask_bytes = limits(kv_lens, query_lens).mask_bytes(MaskForm::Bits);
+    let inputs = Inputs::new(lab, case, query_lens, kv_lens, mask_bytes)?;
     let arguments = |set: usize| Run {
         q: Rows::contiguous(q.address(), DType::Bf16, tokens, config.query_heads, config.head_dim),
         cache: PagedCache::separate(
@@ -144,7 +147,7 @@ fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str) -> Result<R
         page_indices: PageIndices { address: page_ids.address(), len: pages.ids.len() as u64 },
         out: Rows::contiguous(out.address(), DType::Bf16, tokens, config.query_heads, config.head_dim),
         lse: Some(Lse2::contiguous(lse.address(), tokens, config.query_heads).into()),
-        variant: VariantInputs::default(),
+        variant: inputs.arguments(),
     };
     let workspace = std::cell::RefCell::new(workspace);
     let call = |set: usize| -> Result<(), Failure> {
@@ -157,7 +160,8 @@ fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str) -> Result<R
     lse.fill(0xff)?;
     call(sets - 1)?;
     let answer = Answer { out: out.download()?, lse: lse.download()? };
-    let (rel_err, lse_err) = check(lab, &config, case.layout(), &batch, &answer);
+    let (rel_err, lse_err) =
+        inputs.with_rules(case, |rules| check(lab, &config, rules, case.layout(), &batch, &answer));
     let ok = rel_err < TOLERANCE && lse_err < LSE_TOLERANCE;
 
     let timing = lab.time(sets, &call)?;
@@ -189,7 +193,14 @@ struct Answer {
 
 /// Relative L2 error of the outputs and absolute error of the LSE, over rows of the first, last, middle and longest
 /// request.
-fn check(lab: &Lab, config: &AttentionConfig, layout: Layout, batch: &Batch, answer: &Answer) -> (f64, f64) {
+fn check(
+    lab: &Lab,
+    config: &AttentionConfig,
+    rules: oracle::Rules<'_>,
+    layout: Layout,
+    batch: &Batch,
+    answer: &Answer,
+) -> (f64, f64) {
     let Batch { kv_lens, query_lens, query_begin, pages } = batch;
     let (heads, kv_heads, dim) = (config.query_heads as u64, config.kv_heads as u64, config.head_dim as u64);
     let longest = (0..kv_lens.len()).max_by_key(|i| kv_lens[*i]).unwrap_or(0);
@@ -213,7 +224,7 @@ fn check(lab: &Lab, config: &AttentionConfig, layout: Layout, batch: &Batch, ans
             group: config.group() as usize,
             softmax_scale: config.softmax_scale as f64,
             causal: config.causal,
-            rules: oracle::Rules::default(),
+            rules,
             q: &|token, head| {
                 let begin = row_of(token, head as u64) * dim;
                 (begin..begin + dim).map(|i| lab.value(i, 1)).collect()
