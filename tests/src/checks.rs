@@ -118,13 +118,16 @@ fn page_id_case(batch: &Case, mode: SplitMode, target: Target, planted: Planted)
     let (mut page_begin, mut page_indices, mut read) = (vec![0], Vec::new(), Vec::new());
     for (&query_len, &kv_len) in batch.query_lens.iter().zip(&batch.kv_lens) {
         let seen = tiles_seen(&batch.config, query_len, kv_len, target.tile_tokens);
+        // A device's own tiles may be as long as this; no tile reads the pages outside.
+        let seen_by_any = tiles_seen(&batch.config, query_len, kv_len, 64);
         for page in 0..kv_len.div_ceil(page_size) {
-            if (page * page_size..kv_len.min((page + 1) * page_size)).any(|key| seen[key as usize]) {
+            let is_in =
+                |seen: &[bool]| (page * page_size..kv_len.min((page + 1) * page_size)).any(|key| seen[key as usize]);
+            if is_in(&seen) {
                 read.push(page_indices.len());
-                page_indices.push(random.below(PAGES as usize) as u32);
-            } else {
-                page_indices.push(PAGES + 1);
             }
+            let fine = random.below(PAGES as usize) as u32;
+            page_indices.push(if is_in(&seen_by_any) { fine } else { PAGES + 1 });
         }
         page_indices.extend([PAGES, u32::MAX]);
         page_begin.push(page_indices.len() as u32);
