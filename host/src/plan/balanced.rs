@@ -36,8 +36,9 @@ const EVEN_SHARES_COST: usize = 16;
 /// Even shares are tried where a queue has at most so many pieces: longer queues are even enough.
 const EVEN_SHARES_MOST_PIECES: usize = 4;
 
-/// A share may grow by this part if each queue then has one piece: a queue of two folds two rows at its end, one after
-/// the other (64x8192 of one KV head of 256: 137.6 us with 193 pieces on 132 queues, 134.2 with 128).
+/// A share may grow by this part if each queue then has one piece, where [`Batch::folds_are_long`]: a queue of two
+/// pieces folds two row tiles at its end, one after the other. 64x8192 of one KV head of 256 and 8 query heads took
+/// 137.6 us with 193 pieces on 132 queues, 134.2 with 128; but 16x8192 of 4 rows of 128 is 1% slower for it.
 const SINGLE_PIECE_SLACK: u64 = 32;
 
 /// Deals the batch; returns the share in tiles.
@@ -53,7 +54,7 @@ pub(super) fn deal(batch: &Batch, pieces: &mut Vec<Piece>, loads: &mut Loads) ->
     if pieces.len() > queues * EVEN_SHARES_MOST_PIECES {
         return equal;
     }
-    if (queues + 1..2 * queues).contains(&pieces.len()) {
+    if batch.folds_are_long && (queues + 1..2 * queues).contains(&pieces.len()) {
         for larger in equal + 1..=equal + equal / SINGLE_PIECE_SLACK {
             let share = cut(batch, larger, Shares::Equal, pieces, loads);
             if pieces.len() <= queues {

@@ -16,6 +16,9 @@ use crate::page_table::{Lengths, PageTable, Pages, QueryLengths};
 /// their order.
 const BUCKETS: usize = 256;
 
+/// Elements of a piece's partial state, its rows' outputs, from which a fold counts beside a tile: 8 rows of 256.
+const LONG_STATE_ELEMENTS: u32 = 2048;
+
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Request {
     pub index: u32,
@@ -64,6 +67,8 @@ pub(super) struct Batch {
     pub group: Divisor,
     pub tile_tokens: Divisor,
     pub teams: u32,
+    /// Whether a decode's partial state is [`LONG_STATE_ELEMENTS`] or more.
+    pub folds_are_long: bool,
     causal: bool,
     window: Option<Window>,
     rule: PieceRule,
@@ -82,6 +87,7 @@ impl Batch {
             group: nonzero(config.group()),
             tile_tokens: nonzero(target.tile_tokens),
             teams: target.teams(config.kv_heads).teams,
+            folds_are_long: config.group().min(ATTEND_TILE_ROWS) * config.head_dim >= LONG_STATE_ELEMENTS,
             causal: config.causal,
             window: Window::new(config),
             rule,
