@@ -10,7 +10,7 @@
 //! 2023) gives the online softmax, Flash-Decoding the split over keys, FlashInfer (Ye et al., 2025) the packing
 //! of query heads into rows and the plan.
 //!
-//! Previous in the walk: [`crate::abi::plan`]. Next: [`crate::merge::fold_row`].
+//! Previous in the walk: [`crate::abi::plan`]. Next: [`crate::merge::fold_rows`].
 use simt::{
     asynchronous::{commit_async_copies, copy_async_16, wait_async_copies},
     atomic::fetch_add,

@@ -5,7 +5,7 @@
 //! depends on the number of states alone, so results repeat bit for bit; `(0, -inf)` is neutral, also against
 //! itself. Flash-Decoding and FlashInfer (Ye et al., 2025), section 2.2.
 //!
-//! The attend kernel folds the partial states of its plan with [`fold_row`]; [`merge_states`] is the public operator.
+//! The attend kernel folds the partial states of its plan with [`fold_rows`]; [`merge_states`] is the public operator.
 //! Previous in the walk: [`crate::attend`].
 use core::marker::PhantomData;
 
@@ -227,6 +227,8 @@ pub unsafe fn fold_rows<const HEAD_DIM: u32>(
                         weight.store(math::exp2(weight.load() - origin));
                         piece += 32;
                     }
+                    // Other lanes have read what lane 0 writes over.
+                    warp::sync_warp();
                     if lane == 0 {
                         row_states.add(of_round).store([maximum, math::exp2(before - origin)]);
                     }

@@ -222,3 +222,17 @@ fn an_aligned_decode_costs_what_it_must() {
         }
     }
 }
+
+/// 80 states of a row do not fit the shared memory of the widest head, 44 of them on `sm_80` and 73 on `sm_90a`: the
+/// rounds of a fold add up.
+#[test]
+fn a_row_of_more_pieces_than_fit_is_folded_in_rounds() {
+    for (family, kv_len) in [(Family::Sm80, 80 * 16 - 3), (Family::Sm90a, 80 * 32 - 3)] {
+        let config = AttentionConfig::new(1, 1, 512, 64);
+        let case = Case { config, query_lens: vec![2], kv_lens: vec![kv_len], seeds: vec![0], ..paged(64, LAYOUTS[0]) };
+        let mut fixture = Fixture::new(&case);
+        let mut plan = forced_split(&case, &fixture.page_begin, 80, Teams::new(1, 3));
+        let outputs = fixture.run(&Emulator::new(family, 1), &mut plan, Lse::Two);
+        fixture.check(&outputs).unwrap();
+    }
+}
