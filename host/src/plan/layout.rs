@@ -73,7 +73,8 @@ fn capacity(config: &AttentionConfig, target: Target, mode: SplitMode, limits: &
     }
 }
 
-/// Lays out the workspace: header, `arrivals`, `queue_begin`, `mask_requests`, items; then partial outputs and their LSE.
+/// Lays out the workspace: header, `arrivals`, `queue_begin`, `mask_requests`, items; then partial outputs and their
+/// LSE.
 ///
 /// # Errors
 /// Refuses limits that lead to indices or image offsets past 32 bits.
