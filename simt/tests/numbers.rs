@@ -1,7 +1,7 @@
 //! The emulator's 16-bit conversions against the crate `half`, and its fast functions at their edges.
 use half::{bf16, f16};
 use simt::{
-    math::{exp2, log2, maximum, multiply_add, reciprocal, tanh},
+    math::{cos_sin_of_turn, exp2, log2, maximum, multiply_add, reciprocal, tanh},
     number::{Bf16, F16},
     tensor::Element,
 };
@@ -72,4 +72,17 @@ fn tanh_is_good_to_its_last_bits() {
     }
     assert_eq!([tanh(0.0), tanh(f32::INFINITY), tanh(f32::NEG_INFINITY)], [0.0, 1.0, -1.0]);
     assert!(tanh(f32::NAN).is_nan());
+}
+
+#[test]
+fn cosine_and_sine_are_good_to_2e_7_all_around() {
+    let near = |turn: u32| (0..200).flat_map(move |step| [turn.wrapping_add(step), turn.wrapping_sub(step)]);
+    let eighths = (0..8).flat_map(|eighth| near(eighth << 29));
+    for turn in eighths.chain((0..1 << 20).map(|step| step * 4095)) {
+        let (sine, cosine) = (turn as f64 / (1u64 << 32) as f64 * std::f64::consts::TAU).sin_cos();
+        let got = cos_sin_of_turn(turn);
+        let error = (got.0 as f64 - cosine).abs().max((got.1 as f64 - sine).abs());
+        assert!(error <= 2e-7, "{turn:#x}: {got:?}, not {cosine} and {sine}");
+    }
+    assert_eq!([0, 1, 2, 3].map(|quarter| cos_sin_of_turn(quarter << 30)), [(1., 0.), (0., 1.), (-1., 0.), (0., -1.)]);
 }
