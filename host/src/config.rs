@@ -13,7 +13,7 @@ pub enum DType {
     Bf16,
     /// IEEE binary16.
     F16,
-    /// IEEE binary32: append sources and merges only.
+    /// IEEE binary32: append sources, merges and RoPE only.
     F32,
 }
 

@@ -22,6 +22,10 @@ pub enum Error {
     #[cfg(any(feature = "cpu", feature = "cuda"))]
     #[error(transparent)]
     Argument(#[from] crate::tensor::ArgumentError),
+    /// The rotary embedding is not one we can do.
+    #[cfg(any(feature = "cpu", feature = "cuda"))]
+    #[error(transparent)]
+    Rope(#[from] crate::rope::RopeError),
     /// A check found values on the device that are out of range.
     #[cfg(any(feature = "cpu", feature = "cuda"))]
     #[error(transparent)]

@@ -2,7 +2,7 @@
 //!
 //! In the order the data moves: [`page_table`] says which tokens live in which pages, [`plan`] which query rows meet
 //! which keys on which block, [`attention`] uploads the plan and runs it for every layer on a [`Device`], and
-//! [`operators`] append to the cache and merge states; [`validate`] checks page ids where they lie. [`oracle`] is what
+//! [`rope`] rotates queries and keys, [`operators`] append to the cache and merge states; [`validate`] checks page ids where they lie. [`oracle`] is what
 //! all of it is measured against.
 //!
 //! Features: `cpu` and `cuda` are the two executors, both on by default; with neither there is only the planning.
@@ -27,6 +27,8 @@ pub mod oracle;
 pub mod page_table;
 pub mod plan;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
+pub mod rope;
+#[cfg(any(feature = "cpu", feature = "cuda"))]
 pub mod tensor;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub mod validate;
@@ -43,6 +45,8 @@ pub use error::Error;
 pub use inputs::{MaskMemory, Values, VariantInputs};
 pub use page_table::{Indices, PageTable, PageTableError, QueryLengths};
 pub use plan::{Balance, Explain, Limits, Plan, PlanError, Planner, SplitMode, Target};
+#[cfg(any(feature = "cpu", feature = "cuda"))]
+pub use rope::{Rope, RopeConfig, RopeError, RopePositions, RopeRun, RopeScaling, Rotate};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use tensor::{ArgumentError, Layout, Lse2, LseE, PageIndices, PagedCache, Rows};
 #[cfg(any(feature = "cpu", feature = "cuda"))]

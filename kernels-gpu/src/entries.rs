@@ -42,6 +42,11 @@ macro_rules! for_each_kernel {
                 append_f16_f16: F16, F16;
                 append_f32_f16: f32, F16;
             }
+            rope {
+                rope_bf16: Bf16;
+                rope_f16: F16;
+                rope_f32: f32;
+            }
         }
     };
 }
@@ -52,7 +57,7 @@ mod device {
 
     use crate::abi::parameters::*;
     use crate::variant::{Modified, ModifiedParameters, Standard, StandardParameters};
-    use crate::{append, attend, merge, stream, validate};
+    use crate::{append, attend, merge, rope, stream, validate};
 
     const HOPPER: bool = cfg!(target_feature = "sm_90a");
 
@@ -61,6 +66,7 @@ mod device {
             attend { $($attend:ident $modified:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
+            rope { $($rope:ident: $rotated:ty;)* }
         ) => {
             $(
                 #[unsafe(no_mangle)]
@@ -87,6 +93,13 @@ mod device {
                 unsafe extern "ptx-kernel" fn $append(p: AppendParameters) {
                     // SAFETY: the launcher passes what the body's contract asks for.
                     unsafe { append::append::<$source, $cache>(p) }
+                }
+            )*
+            $(
+                #[unsafe(no_mangle)]
+                unsafe extern "ptx-kernel" fn $rope(p: RopeParameters) {
+                    // SAFETY: the launcher passes what the body's contract asks for.
+                    unsafe { rope::rope::<$rotated>(p) }
                 }
             )*
         };
@@ -132,7 +145,7 @@ mod host {
     use crate::abi::{
         manifest::{KernelEntry, LaunchBounds},
         parameters::{CHECK_SHARED_BYTES, CHECK_THREADS},
-        tile::{APPEND_THREADS, AttendTile, Family, MERGE_THREADS, STREAM_THREADS},
+        tile::{APPEND_THREADS, AttendTile, Family, MERGE_THREADS, ROPE_THREADS, STREAM_THREADS},
     };
 
     fn attend_bounds(head_dim: u32, family: Family) -> Option<LaunchBounds> {
@@ -151,6 +164,11 @@ mod host {
         Some(LaunchBounds { threads: APPEND_THREADS, blocks_per_multiprocessor: 3, shared_bytes: 0 })
     }
 
+    /// Two blocks leave a thread 128 registers; the f32 kernel takes 119.
+    fn rope_bounds(_: Family) -> Option<LaunchBounds> {
+        Some(LaunchBounds { threads: ROPE_THREADS, blocks_per_multiprocessor: 2, shared_bytes: 0 })
+    }
+
     fn check_bounds(_: Family) -> Option<LaunchBounds> {
         Some(LaunchBounds { threads: CHECK_THREADS, blocks_per_multiprocessor: 1, shared_bytes: CHECK_SHARED_BYTES })
     }
@@ -164,6 +182,7 @@ mod host {
             attend { $($attend:ident $modified:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
+            rope { $($rope:ident: $rotated:ty;)* }
         ) => {
             /// Every kernel.
             pub const KERNELS: &[KernelEntry] = &[
@@ -171,6 +190,7 @@ mod host {
                 $(KernelEntry { symbol: stringify!($modified), launch: |f| attend_bounds($dim, f), hot: true },)*
                 $(KernelEntry { symbol: stringify!($states), launch: merge_bounds, hot: true },)*
                 $(KernelEntry { symbol: stringify!($append), launch: append_bounds, hot: true },)*
+                $(KernelEntry { symbol: stringify!($rope), launch: rope_bounds, hot: true },)*
                 KernelEntry { symbol: "positions", launch: append_bounds, hot: false },
                 KernelEntry { symbol: "check_page_ids", launch: check_bounds, hot: true },
                 KernelEntry { symbol: "check_append", launch: check_bounds, hot: true },
@@ -191,7 +211,7 @@ mod emulated {
 
     use crate::abi::{parameters::*, tile::Family};
     use crate::variant::{Modified, ModifiedParameters, Standard, StandardParameters};
-    use crate::{append, attend, merge, stream, validate};
+    use crate::{append, attend, merge, rope, stream, validate};
 
     /// What a kernel is launched with.
     #[derive(Clone, Copy, Debug)]
@@ -210,6 +230,8 @@ mod emulated {
         CheckPageIds(CheckPageIdsParameters),
         /// For `check_append`.
         CheckAppend(CheckAppendParameters),
+        /// For `rope_*`.
+        Rope(RopeParameters),
         /// For `stream_*`.
         Stream(StreamParameters),
     }
@@ -219,6 +241,7 @@ mod emulated {
             attend { $($attend:ident $modified:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
+            rope { $($rope:ident: $rotated:ty;)* }
         ) => {
             /// Runs one thread of the kernel of that symbol; `None` where there is no such kernel or it takes other
             /// parameters.
@@ -246,6 +269,7 @@ mod emulated {
                         )*
                         $((stringify!($states), Parameters::MergeStates(p), _) => merge::merge_states::<$values>(p),)*
                         $((stringify!($append), Parameters::Append(p), _) => append::append::<$source, $cache>(p),)*
+                        $((stringify!($rope), Parameters::Rope(p), _) => rope::rope::<$rotated>(p),)*
                         ("positions", Parameters::Positions(p), _) => append::positions(p),
                         ("check_page_ids", Parameters::CheckPageIds(p), _) => validate::check_page_ids(p),
                         ("check_append", Parameters::CheckAppend(p), _) => validate::check_append(p),

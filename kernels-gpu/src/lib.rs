@@ -2,8 +2,8 @@
 //!
 //! [`abi`] is what host and device both see: the plan image, the kernels' parameters and their manifest. The
 //! kernels follow: `attend` walks a queue of work items, writes outputs, and folds the partial states of what was
-//! split; `merge` folds states that a caller brings, `append` writes the cache, `validate`
-//! checks page ids and slots on request. The crate compiles to PTX with the
+//! split; `merge` folds states that a caller brings, `append` writes the cache, `rope`
+//! rotates queries and keys by their positions, `validate` checks page ids and slots on request. The crate compiles to PTX with the
 //! nightly compiler (`cargo xtask ptx`) and, with the feature `emulator`, to ordinary host code that runs under
 //! [`simt`]'s emulator.
 #![cfg_attr(target_arch = "nvptx64", no_std, feature(abi_ptx, stdarch_nvptx), allow(improper_ctypes_definitions))]
@@ -17,6 +17,8 @@ pub mod append;
 pub mod attend;
 #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
 pub mod merge;
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+pub mod rope;
 #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
 pub mod softmax;
 #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]

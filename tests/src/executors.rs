@@ -10,13 +10,14 @@ use crate::buffer::{Access, Region};
 use kernels_gpu::abi::manifest::LaunchBounds;
 use kernels_gpu::abi::parameters::{
     AppendParameters, AttendParameters, CheckAppendParameters, CheckPageIdsParameters, MergeStatesParameters,
-    PositionsParameters,
+    PositionsParameters, RopeParameters,
 };
 use kernels_gpu::abi::plan::PlanHeader;
-use kernels_gpu::abi::tile::{APPEND_PIECES, APPEND_THREADS, Family, MERGE_THREADS};
+use kernels_gpu::abi::tile::{APPEND_PIECES, APPEND_THREADS, Family, MERGE_THREADS, ROPE_THREADS};
 use kernels_gpu::entries::{KERNELS, Parameters, body};
 use kernels_gpu::variant::{ModifiedParameters, StandardParameters};
 use oxattn::config::DType;
+use oxattn::rope::RopeConfig;
 use simt::emulator::{Counters, GlobalMemory, Launch, RawAccess};
 use std::cell::Cell;
 
@@ -65,6 +66,25 @@ pub trait CheckLaunches {
     fn check_append(&self, parameters: &CheckAppendParameters, regions: &[Region]);
 }
 
+/// A rotation.
+#[derive(Clone, Debug)]
+pub struct RopeLaunch {
+    /// What the parameters were made from; a table's address is a host address.
+    pub config: RopeConfig,
+    /// Of the kernel.
+    pub parameters: RopeParameters,
+    /// Of the rows.
+    pub dtype: DType,
+    /// All memory that the launch touches.
+    pub regions: Vec<Region>,
+}
+
+/// Something that rotates queries and keys.
+pub trait Rotations {
+    /// Rotates.
+    fn rope(&self, launch: &RopeLaunch);
+}
+
 /// The host executor.
 pub struct Cpu;
 
@@ -102,6 +122,13 @@ impl CheckLaunches for Cpu {
     fn check_append(&self, parameters: &CheckAppendParameters, _: &[Region]) {
         // SAFETY: as above.
         unsafe { oxattn::cpu::check_append(parameters) }
+    }
+}
+
+impl Rotations for Cpu {
+    fn rope(&self, launch: &RopeLaunch) {
+        // SAFETY: as above.
+        unsafe { oxattn::cpu::rope(&launch.parameters, launch.dtype) }
     }
 }
 
@@ -188,5 +215,15 @@ impl CheckLaunches for Emulator {
 
     fn check_append(&self, parameters: &CheckAppendParameters, regions: &[Region]) {
         self.launch("check_append", 1, Parameters::CheckAppend(*parameters), regions);
+    }
+}
+
+impl Rotations for Emulator {
+    /// In few blocks, so that threads take several units where there are many.
+    fn rope(&self, launch: &RopeLaunch) {
+        let RopeLaunch { parameters, dtype, regions, .. } = launch;
+        let units = parameters.tokens * parameters.token_units.get();
+        let blocks = units.div_ceil(ROPE_THREADS).clamp(1, 2);
+        self.launch(&format!("rope_{dtype}"), blocks, Parameters::Rope(*parameters), regions);
     }
 }

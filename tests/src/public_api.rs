@@ -8,7 +8,7 @@
 use crate::buffer::{Access, Region};
 use crate::cases::Case;
 use crate::checks::{AppendCheck, PAGES, Tokens, Verdict};
-use crate::executors::Operators;
+use crate::executors::{Operators, RopeLaunch, Rotations};
 use crate::fixture::{Fixture, Lse, Outputs, Tensors};
 use crate::plans::limits_for;
 use kernels_gpu::abi::parameters::{AppendParameters, CacheView, MergeStatesParameters, PositionsParameters, RowsView};
@@ -17,6 +17,7 @@ use oxattn::operators::{
     Append, Destination, Positions, State, StateOrder, States, append, merge_state, merge_state_in_place, merge_states,
     positions,
 };
+use oxattn::rope::{Rope, RopeAngles, RopePositions, RopeRun, Rotate};
 use oxattn::tensor::{Base2, BaseE, CacheRows, LogBase};
 use oxattn::validate::{REPORT_BYTES, verdict};
 use oxattn::{
@@ -346,6 +347,37 @@ impl Operators for Public<'_> {
         };
         // SAFETY: as above.
         unsafe { positions(self.device, &arguments, Stream::default()) }.unwrap();
+        copies.copy_back();
+    }
+}
+
+impl Rotations for Public<'_> {
+    fn rope(&self, launch: &RopeLaunch) {
+        let RopeLaunch { config, parameters: p, dtype, regions } = launch;
+        let copies = Copies::new(self.device, regions);
+        let config = match config.angles {
+            RopeAngles::Cached { cos_sin, positions } => config.with_cos_sin_cache(copies.at(cos_sin), positions),
+            _ => *config,
+        };
+        let rotate = |from: &RowsView, to: &RowsView, heads: u32| {
+            let rows = |view| copies.rows(view, *dtype, p.tokens as u64, heads, p.head_dim);
+            (heads != 0).then(|| Rotate::into(rows(from), rows(to)))
+        };
+        let run = RopeRun {
+            q: rotate(&p.q, &p.q_out, p.query_heads),
+            k: rotate(&p.k, &p.k_out, p.heads - p.query_heads),
+            positions: match p.positions {
+                0 => RopePositions::Offsets {
+                    request_count: p.request_count,
+                    query_begin: copies.at(p.query_begin),
+                    offsets: copies.at(p.offsets),
+                },
+                positions => RopePositions::Ids { address: copies.at(positions) },
+            },
+        };
+        let rope = Rope::new(self.device, config).unwrap();
+        // SAFETY: the copies live until they are read back, which waits.
+        unsafe { rope.apply(&run, Stream::default()) }.unwrap();
         copies.copy_back();
     }
 }

@@ -13,10 +13,12 @@ use crate::layout::{LAYOUTS, Layout};
 use crate::new_tokens::append_cases;
 use crate::plans::limits_for;
 use crate::public_api::{Public, Setup, check_append, plan, report, run_alone, workspace};
+use crate::rope::rope_cases;
 use crate::states::merge_cases;
 use crate::variants::Modifiers;
 use oxattn::config::{AttentionConfig, DType};
 use oxattn::operators::{Append, Destination, State, append, merge_state};
+use oxattn::rope::{Rope, RopeConfig, RopePositions, RopeRun, Rotate};
 use oxattn::tensor::CacheRows;
 use oxattn::{
     Attention, Device, Error, Limits, Lse2, LseE, MaskForm, MaskMemory, PageIndices, PageTable, PagedCache,
@@ -35,6 +37,8 @@ macro_rules! device_tests {
             every_case_is_the_oracle_s_answer_unsplit,
             every_merge_is_the_oracle_s,
             every_append_writes_its_cells_and_nothing_else,
+            every_rotation_is_the_oracle_s,
+            f11_pairs_turn_as_worked_by_hand,
             e1_a_plan_over_another_runs_alone,
             e1_graphs_have_room_for_the_largest_batch,
             e7_plans_in_quick_succession_do_not_mix,
@@ -57,6 +61,7 @@ macro_rules! device_tests {
             plans_that_do_not_match_are_refused,
             configurations_no_kernel_runs_are_refused,
             merges_and_appends_that_do_not_match_are_refused,
+            rotations_that_do_not_match_are_refused,
             more_memory_than_there_is_is_refused,
             page_ids_out_of_range_are_reported,
             tokens_without_a_place_are_reported,
@@ -360,6 +365,18 @@ pub fn a_plan_serves_many_layers(device: &Device) {
     all_agree(&fixture, &layers);
 }
 
+pub fn every_rotation_is_the_oracle_s(device: &Device) {
+    for case in rope_cases() {
+        if let Err(difference) = crate::rope::check(&case, &Public { device, pairs: false }) {
+            panic!("{}: {difference}", case.name);
+        }
+    }
+}
+
+pub fn f11_pairs_turn_as_worked_by_hand(device: &Device) {
+    crate::rope::check_by_hand(&Public { device, pairs: false });
+}
+
 /// Each layer of a step: append, then attend, with nothing between them but the stream.
 pub fn a_run_sees_what_was_appended_before_it(device: &Device) {
     let case =
@@ -461,6 +478,10 @@ pub fn empty_tensors_are_fine(device: &Device) {
     let arguments = Append { k: new, v: new, cache, destination: Destination::Slots { address: 0 } };
     // SAFETY: as above.
     unsafe { append(device, &config, &arguments, Stream::default()) }.unwrap();
+    let rope = Rope::new(device, RopeConfig::new(128)).unwrap();
+    let run = RopeRun::in_place(rows, Rows { dtype: DType::Bf16, ..new }, RopePositions::Ids { address: 0 });
+    // SAFETY: as above.
+    unsafe { rope.apply(&run, Stream::default()) }.unwrap();
 }
 
 /// The same batch as CSR and indptr, and as a block table with one query token each, is the same plan.
@@ -758,6 +779,62 @@ pub fn merges_and_appends_that_do_not_match_are_refused(device: &Device) {
         // SAFETY: refused before a launch.
         refused(unsafe { append(device, &config, &arguments, Stream::default()) }, message);
     }
+}
+
+pub fn rotations_that_do_not_match_are_refused(device: &Device) {
+    let memory = device.allocate(1 << 16).unwrap();
+    let at = memory.address();
+    let rows = |heads: u32| Rows::contiguous(at, DType::Bf16, 3, heads, 64);
+    let elsewhere = |rows: Rows| Rows { address: at + (1 << 15), ..rows };
+    let ids = RopePositions::Ids { address: at };
+    let good = RopeRun::in_place(rows(4), elsewhere(rows(2)), ids);
+    let q = |input: Rows, output: Rows| RopeRun { q: Some(Rotate::into(input, output)), ..good };
+    let k = |k: Rows| RopeRun { k: Some(Rotate::in_place(k)), ..good };
+    let at_offsets = |request_count: u32, query_begin: u64, offsets: u64| RopeRun {
+        positions: RopePositions::Offsets { request_count, query_begin, offsets },
+        ..good
+    };
+    let rope = Rope::new(device, RopeConfig::new(64)).unwrap();
+    for (run, message) in [
+        (RopeRun { q: None, k: None, ..good }, "neither q nor k was given; this call needs one of them"),
+        (k(Rows { tokens: 2, ..elsewhere(rows(2)) }), "k.tokens is 2; this call needs 3"),
+        (k(Rows { head_dim: 128, ..elsewhere(rows(2)) }), "k.head_dim is 128; this call needs 64"),
+        (k(Rows { dtype: DType::F16, ..elsewhere(rows(2)) }), "k is f16; this call needs bf16"),
+        (k(Rows { address: at + 8, ..rows(2) }), "k.address is ADDRESS bytes, which is not a multiple of 16"),
+        (k(Rows { address: 0, ..rows(2) }), "k has elements but its address is 0"),
+        (q(rows(4), elsewhere(rows(3))), "q_out.heads is 3; this call needs 4"),
+        (q(rows(4), Rows { dtype: DType::F32, ..elsewhere(rows(4)) }), "q_out is f32; this call needs bf16"),
+        (q(rows(4), rows(4).with_strides(512, 64)), "q_out.token_stride (bytes) is 1024; this call needs 512"),
+        (q(rows(4).with_strides(260, 64), rows(4)), "q.token_stride is 520 bytes, which is not a multiple of 16"),
+        (
+            q(Rows { tokens: 1 << 29, ..rows(4) }, Rows { tokens: 1 << 29, ..rows(4) }),
+            "k.tokens is 3; this call needs 536870912",
+        ),
+        (
+            RopeRun { k: None, ..q(Rows { tokens: 1 << 30, ..rows(4) }, Rows { tokens: 1 << 30, ..rows(4) }) },
+            "tokens is 1073741824; supported is at most 536870911",
+        ),
+        (
+            RopeRun { positions: RopePositions::Ids { address: 0 }, ..good },
+            "positions has elements but its address is 0",
+        ),
+        (at_offsets(1, 0, at), "query_begin has elements but its address is 0"),
+        (at_offsets(1, at, 0), "offsets has elements but its address is 0"),
+        (at_offsets(1, at, at + 2), "offsets.address is ADDRESS bytes, which is not a multiple of 4"),
+    ] {
+        // SAFETY: refused before a launch.
+        let refusal = unsafe { rope.apply(&run, Stream::default()) }.expect_err(message).to_string();
+        let address = |misplaced: u64| message.replace("ADDRESS", &misplaced.to_string());
+        assert!([address(at + 8), address(at + 2)].contains(&refusal), "{refusal}, not {message}");
+    }
+    let misplaced = Rope::new(device, RopeConfig::new(64).with_cos_sin_cache(at + 4, 8)).unwrap();
+    let message = format!("cos_sin.address is {} bytes, which is not a multiple of 16", at + 4);
+    // SAFETY: as above.
+    refused(unsafe { misplaced.apply(&good, Stream::default()) }, &message);
+    let message = "rotary_dim is 128; supported are multiples of 16 from 16 to head_dim = 64";
+    refused(Rope::new(device, RopeConfig::new(64).with_rotary_dim(128)), message);
+    // What was refused was not written.
+    assert!(memory.download::<u8>().unwrap().iter().all(|&byte| byte == 0));
 }
 
 /// A third of the table, which has no period of three.

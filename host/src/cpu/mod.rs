@@ -13,9 +13,11 @@ mod append;
 mod attend;
 mod memory;
 mod merge;
+mod rope;
 mod validate;
 
 pub use append::{append, positions};
 pub use attend::attend;
 pub use merge::merge_states;
+pub use rope::rope;
 pub use validate::{check_append, check_page_ids};

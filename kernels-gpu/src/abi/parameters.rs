@@ -172,6 +172,51 @@ pub struct PositionsParameters {
     pub tokens: u32,
 }
 
+/// The RoPE kernel's parameters. Queries and keys are one list of heads, queries first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct RopeParameters {
+    /// Queries, `[tokens, query_heads, head_dim]`.
+    pub q: RowsView,
+    /// Keys, `[tokens, heads - query_heads, head_dim]`.
+    pub k: RowsView,
+    /// Rotated queries. At the address of `q`, what is not rotated is not copied.
+    pub q_out: RowsView,
+    /// Rotated keys, in the same way.
+    pub k_out: RowsView,
+    /// `[tokens]` i32 positions (negative: skip), or 0 to use the next two.
+    pub positions: u64,
+    /// `[request_count + 1]` u32 first token of each request; tokens past the last are skipped.
+    pub query_begin: u64,
+    /// `[request_count]` i32 position of each request's first token.
+    pub offsets: u64,
+    /// `[rotary_dim / 2]` u64 angle of each pair at position 1, in 2^-64 of a turn; or 0 to use the next.
+    pub turns: u64,
+    /// `[cached_positions, rotary_dim]` f32: cosines of the pairs, then their sines.
+    pub cos_sin: u64,
+    /// Rows of `cos_sin`; tokens at later positions are skipped. Not read with `turns`.
+    pub cached_positions: u32,
+    /// Requests.
+    pub request_count: u32,
+    /// Tokens.
+    pub tokens: u32,
+    /// Query heads.
+    pub query_heads: u32,
+    /// Query heads and key heads.
+    pub heads: u32,
+    /// Elements of a row.
+    pub head_dim: u32,
+    /// Its first elements, which are rotated: a multiple of 16.
+    pub rotary_dim: u32,
+    /// 1 if a pair is two neighbours; 0 if it is two elements `rotary_dim / 2` apart.
+    pub interleaved: u32,
+    /// Threads of a group of heads: one for every 16 elements of a row that are rotated or copied.
+    pub units: Divisor,
+    /// Threads of a token: `units` for each group of [`ROPE_HEADS`](super::tile::ROPE_HEADS) heads.
+    pub token_units: Divisor,
+}
+
 /// Parameters of the plain streams that measure the ceilings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
@@ -283,6 +328,8 @@ const _: () = {
     assert!(size_of::<MergeStatesParameters>() == 4 * 24 + 4 * 8 + 8 + 12 + 12);
     assert!(size_of::<AppendParameters>() == 2 * 24 + 2 * 32 + 5 * 8 + 8 + 36 + 4);
     assert!(size_of::<PositionsParameters>() == 40);
+    assert!(size_of::<RopeParameters>() == 4 * 24 + 5 * 8 + 8 * 4 + 2 * 12);
+    assert!(core::mem::offset_of!(RopeParameters, units) == 168);
     assert!(size_of::<StreamParameters>() == 24);
     assert!(size_of::<CheckPageIdsParameters>() == 5 * 8 + 2 * 4 + 2 * 12);
     assert!(size_of::<CheckAppendParameters>() == 8 * 8 + 2 * 4 + 12 + 4);

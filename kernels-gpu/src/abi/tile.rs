@@ -40,6 +40,10 @@ pub const MERGE_THREADS: u32 = 128;
 pub const APPEND_THREADS: u32 = 256;
 /// 16-byte pieces of K and of V an append thread copies, their loads in flight together.
 pub const APPEND_PIECES: u32 = 4;
+/// Threads of a RoPE block.
+pub const ROPE_THREADS: u32 = 256;
+/// Heads a RoPE thread rotates by the same angles, two 16-byte pieces of each (of f32, four) in flight together.
+pub const ROPE_HEADS: u32 = 4;
 /// Threads of a stream block.
 pub const STREAM_THREADS: u32 = 512;
 /// 16-byte pieces a stream block takes at a time: eight a thread.
