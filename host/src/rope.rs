@@ -11,6 +11,26 @@
 //! Cosines and sines are within 1e-6 of exact ones at any position below 2^31 where frequencies are at most a radian a
 //! position, as they are unless a scaling's factor is below 1. Rows are rotated in f32 and rounded to their dtype.
 //!
+//! ```
+//! # use oxattn::*;
+//! # fn main() -> Result<(), Error> {
+//! # let device = Device::cpu();
+//! // Once a model.
+//! let rope = Rope::new(&device, RopeConfig::new(128).with_theta(5e5))?;
+//!
+//! // Once a layer: the next tokens of two requests that have 40 and 5.
+//! let positions = device.upload(&[40i32, 5])?;
+//! let (q, k) = (device.allocate(2 * 32 * 128 * 2)?, device.allocate(2 * 8 * 128 * 2)?);
+//! let run = RopeRun::in_place(
+//!     Rows::contiguous(q.address(), DType::Bf16, 2, 32, 128),
+//!     Rows::contiguous(k.address(), DType::Bf16, 2, 8, 128),
+//!     RopePositions::Ids { address: positions.address() },
+//! );
+//! // SAFETY: the tensors are live memory of the device.
+//! unsafe { rope.apply(&run, Stream::default()) }
+//! # }
+//! ```
+//!
 //! Unsafe: the operator takes raw addresses; only the caller knows that they are live.
 
 mod config;
