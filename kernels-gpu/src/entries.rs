@@ -208,9 +208,10 @@ pub use emulated::*;
 #[cfg(all(not(target_arch = "nvptx64"), feature = "emulator"))]
 mod emulated {
     use simt::number::{Bf16, F16};
+    use simt::tensor::Element;
 
     use crate::abi::{parameters::*, tile::Family};
-    use crate::variant::{Modified, ModifiedParameters, Standard, StandardParameters};
+    use crate::variant::{Modified, ModifiedParameters, Standard, StandardParameters, Variant};
     use crate::{append, attend, merge, rope, stream, validate};
 
     /// What a kernel is launched with.
@@ -236,6 +237,26 @@ mod emulated {
         Stream(StreamParameters),
     }
 
+    /// The attend kernel as a function of its own: all of them inlined into one take the compiler minutes.
+    ///
+    /// # Safety
+    /// As [`attend::attend`].
+    #[inline(never)]
+    unsafe fn attend_alone<
+        E: Element + merge::Values,
+        V: Variant,
+        const HEAD_DIM: u32,
+        const HOPPER: bool,
+        const QUERY_STEPS: usize,
+        const OUTPUT_STEPS: usize,
+    >(
+        p: AttendParameters,
+        variant: V::Parameters,
+    ) {
+        // SAFETY: the caller's contract is this function's own.
+        unsafe { attend::attend::<E, V, HEAD_DIM, HOPPER, QUERY_STEPS, OUTPUT_STEPS>(p, variant) }
+    }
+
     macro_rules! bodies {
         (
             attend { $($attend:ident $modified:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
@@ -255,16 +276,16 @@ mod emulated {
                     match (symbol, parameters, family) {
                         $(
                             (stringify!($attend), Parameters::Attend(p, v), Family::Sm80) => {
-                                attend::attend::<$element, Standard, $dim, false, $query, $output>(p, v)
+                                attend_alone::<$element, Standard, $dim, false, $query, $output>(p, v)
                             }
                             (stringify!($attend), Parameters::Attend(p, v), Family::Sm90a) => {
-                                attend::attend::<$element, Standard, $dim, true, $query, $output>(p, v)
+                                attend_alone::<$element, Standard, $dim, true, $query, $output>(p, v)
                             }
                             (stringify!($modified), Parameters::AttendModified(p, v), Family::Sm80) => {
-                                attend::attend::<$element, Modified, $dim, false, $query, $output>(p, v)
+                                attend_alone::<$element, Modified, $dim, false, $query, $output>(p, v)
                             }
                             (stringify!($modified), Parameters::AttendModified(p, v), Family::Sm90a) => {
-                                attend::attend::<$element, Modified, $dim, true, $query, $output>(p, v)
+                                attend_alone::<$element, Modified, $dim, true, $query, $output>(p, v)
                             }
                         )*
                         $((stringify!($states), Parameters::MergeStates(p), _) => merge::merge_states::<$values>(p),)*
