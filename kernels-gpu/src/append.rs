@@ -29,7 +29,6 @@ pub trait Source: Copy + 'static {
 impl Source for f32 {
     const PIECE_BYTES: u64 = 32;
     #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     unsafe fn load<Cache: Element>(at: Global<u8>) -> [u32; 4] {
         let at = at.cast::<[f32; 4]>();
         // SAFETY: the caller's contract is this function's own.
@@ -43,7 +42,6 @@ macro_rules! sixteen_bit_source {
         impl Source for $type {
             const PIECE_BYTES: u64 = 16;
             #[inline(always)]
-            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
             unsafe fn load<Cache: Element>(at: Global<u8>) -> [u32; 4] {
                 // SAFETY: the caller's contract is this function's own.
                 let words = unsafe { at.cast::<[u32; 4]>().load_constant() };
@@ -67,7 +65,6 @@ sixteen_bit_source!(F16);
 /// # Safety
 /// `p` describes live memory as [`crate::abi`] says; the launch has [`APPEND_THREADS`] threads.
 #[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn append<S: Source, Cache: Element>(p: AppendParameters) {
     grid::wait_for_previous_grid();
     grid::allow_next_grid();
@@ -108,7 +105,6 @@ fn piece(p: &AppendParameters, index: u32, pieces: u32) -> Option<(u32, u32, u32
 
 /// Page and slot of a token, or `None` where it is to be skipped.
 #[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 unsafe fn destination(p: &AppendParameters, token: u32) -> Option<(u32, u32)> {
     // SAFETY: the kernel's contract.
     unsafe {
@@ -160,7 +156,6 @@ fn cache_piece(cache: &CacheView, page: u32, slot: u32, head: u32, chunk: u32) -
 /// # Safety
 /// `p` describes live memory as [`crate::abi`] says; the launch has [`APPEND_THREADS`] threads.
 #[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn positions(p: PositionsParameters) {
     grid::wait_for_previous_grid();
     grid::allow_next_grid();

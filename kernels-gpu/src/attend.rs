@@ -42,7 +42,6 @@ use crate::{
 /// `p` describes live memory as [`crate::abi`] says, for this block's queue; the launch has the threads and shared
 /// memory of [`AttendTile`].
 #[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn attend<
     E: Element + Values,
     V: Variant,
@@ -257,7 +256,6 @@ pub unsafe fn attend<
 /// The barrier orders the block's partial states before the counts, a count's release and acquire order them before
 /// the fold, and the second barrier hands that order to the block.
 #[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32, const HOPPER: bool>(p: &AttendParameters, queue: Cursor) {
     let threads = Shape::<HEAD_DIM, HOPPER>::TILE.threads();
     let complete = Shared::<u32>::dynamic();
@@ -311,7 +309,6 @@ unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32, const HOPPER: bool>(p
 
 /// Folds the partial states of an item's rows.
 #[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 unsafe fn fold_item<E: Element + Values, const HEAD_DIM: u32, const HOPPER: bool>(
     p: &AttendParameters,
     work: &Work,
@@ -519,7 +516,6 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
     /// Addresses need the plan and the page ids alone, so they are worked out while the grid before this one still
     /// runs; queries, keys and values may be what that grid writes.
     #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     unsafe fn begin(&mut self, p: &AttendParameters, room: Room<HEAD_DIM, HOPPER>) {
         // SAFETY: the kernel's contract.
         unsafe {
@@ -545,7 +541,6 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
 
     /// Starts the copies of the tile whose addresses are ready, and the page lookup of the tile after it.
     #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     unsafe fn step(&mut self, p: &AttendParameters, room: Room<HEAD_DIM, HOPPER>) -> u32 {
         // SAFETY: the kernel's contract.
         unsafe {
@@ -557,7 +552,6 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
 
     /// Starts the copies of a tile, and of the query rows where it is its item's first.
     #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     unsafe fn copy(&mut self, p: &AttendParameters, room: Room<HEAD_DIM, HOPPER>, ready: Ready, parity: u32) {
         // SAFETY: the kernel's contract; the stage was consumed before the last barrier.
         unsafe {
@@ -595,7 +589,6 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
 
     /// The page of this thread's row of the next tile.
     #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     unsafe fn look_up(&self, p: &AttendParameters) -> u32 {
         let row = thread::thread_idx_x();
         if self.at.has_work() && row < Self::TILE.tile_tokens() && self.work.kv_begin < self.work.kv_end {
@@ -616,7 +609,6 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
 
     /// Leaves the next tile's addresses in shared memory, where they are read after the next barrier, and moves on.
     #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     unsafe fn publish(&mut self, p: &AttendParameters, room: Room<HEAD_DIM, HOPPER>, page: u32) {
         if !self.at.has_work() {
             self.ready.rows = u32::MAX;
@@ -651,7 +643,6 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
 
     /// Starts the copies of an item's query rows; rows past its end become zero.
     #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     unsafe fn copy_queries(&self, p: &AttendParameters, room: Room<HEAD_DIM, HOPPER>, at: Cursor) {
         let tile = room.queries(self.slot);
         // SAFETY: an item of the queue, by the kernel's contract.
@@ -840,7 +831,6 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Fold<HEAD_DIM, HOPPER> {
 
     /// Folds the warps' states in order and writes the rows' outputs, or their partial states.
     #[inline(always)]
-    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     unsafe fn write<E: Element + Values>(self, p: &AttendParameters, work: &Work) {
         const COLUMNS: u32 = 4;
         let pieces = HEAD_DIM / COLUMNS;

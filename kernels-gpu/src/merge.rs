@@ -94,7 +94,6 @@ sixteen_bit_values!(F16);
 /// `p` describes live memory as [`crate::abi`] says; the launch has [`MERGE_THREADS`] threads. `out` may be state 0
 /// itself.
 #[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn merge_states<V: Values>(p: MergeStatesParameters) {
     // SAFETY: the caller's contract covers every address formed below.
     unsafe {
@@ -157,7 +156,6 @@ fn row_of(view: &RowsView, token: u32, head: u32) -> Global<u8> {
 /// `room` is `room_bytes` of shared memory nobody else uses, all `threads` of the block call together, the states are
 /// live, `HEAD_DIM / 4` is at most `threads`, and `rows` at most [`ATTEND_TILE_ROWS`].
 #[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn fold_rows<const HEAD_DIM: u32>(
     (room, room_bytes, threads): (Shared<u8>, u32, u32),
     (rows, pieces): (u32, u32),
@@ -283,7 +281,6 @@ pub unsafe fn fold_rows<const HEAD_DIM: u32>(
 /// # Safety
 /// The addresses given are live, and all lanes of the warp reach this call together.
 #[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn fold_row<In: Values, Out: Values, const IN_FLIGHT: usize>(
     count: u32,
     head_dim: u32,

@@ -132,7 +132,6 @@ struct Unit {
 /// # Safety
 /// `p` describes live memory as [`crate::abi`] says; the launch has [`ROPE_THREADS`] threads.
 #[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn rope<T: Rotated>(p: RopeParameters) {
     grid::wait_for_previous_grid();
     grid::allow_next_grid();
@@ -155,7 +154,6 @@ pub unsafe fn rope<T: Rotated>(p: RopeParameters) {
 }
 
 #[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 unsafe fn rotate<T: Rotated>(p: &RopeParameters, unit: Unit) {
     let apart = if p.interleaved != 0 { 1 } else { p.rotary_dim as u64 / 16 };
     let first = if p.interleaved != 0 { 2 * unit.index as u64 } else { unit.index as u64 };
@@ -190,7 +188,6 @@ unsafe fn rotate<T: Rotated>(p: &RopeParameters, unit: Unit) {
 
 /// Copies the elements of a unit past `rotary_dim`: two pieces, or one at the end of a row.
 #[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 unsafe fn copy<T: Rotated>(p: &RopeParameters, unit: Unit) {
     let first = 2 * unit.index;
     let is_pair = first + 1 < p.head_dim / 8;
@@ -230,7 +227,6 @@ fn is_copied(p: &RopeParameters, head: u32) -> bool {
 
 /// Position of a token, or `None` where it is to be skipped.
 #[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 unsafe fn position_of(p: &RopeParameters, token: u32) -> Option<u32> {
     // SAFETY: the kernel's contract.
     let position = unsafe {
@@ -257,7 +253,6 @@ unsafe fn position_of(p: &RopeParameters, token: u32) -> Option<u32> {
 
 /// Cosines and sines of pairs `8 * unit ..`.
 #[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 unsafe fn cos_sin(p: &RopeParameters, position: u32, unit: u32) -> ([f32; 8], [f32; 8]) {
     // SAFETY: the kernel's contract.
     unsafe {

@@ -14,7 +14,6 @@ const IN_FLIGHT: usize = 8;
 /// # Safety
 /// `p` describes live memory; the launch has [`STREAM_THREADS`] threads.
 #[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn read(p: StreamParameters) {
     let mut fold = [0u32; 4];
     // SAFETY: the caller's contract.
@@ -33,7 +32,6 @@ pub unsafe fn read(p: StreamParameters) {
 /// # Safety
 /// As [`read`].
 #[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn copy(p: StreamParameters) {
     let stride = thread::grid_dim_x() as u64 * STREAM_THREADS as u64 * IN_FLIGHT as u64;
     let mut base = group_begin();
@@ -56,7 +54,6 @@ fn group_begin() -> u64 {
 }
 
 #[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 unsafe fn for_each_group(p: StreamParameters, mut each: impl FnMut([[u32; 4]; IN_FLIGHT])) {
     let stride = thread::grid_dim_x() as u64 * STREAM_THREADS as u64 * IN_FLIGHT as u64;
     let mut base = group_begin();

@@ -53,7 +53,6 @@ impl Found {
 /// # Safety
 /// `p` describes live memory as [`crate::abi`] says; the launch has one block of [`CHECK_THREADS`] threads.
 #[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn check_page_ids(p: CheckPageIdsParameters) {
     grid::wait_for_previous_grid();
     grid::allow_next_grid();
@@ -99,7 +98,6 @@ pub unsafe fn check_page_ids(p: CheckPageIdsParameters) {
 /// # Safety
 /// As [`check_page_ids`].
 #[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn check_append(p: CheckAppendParameters) {
     grid::wait_for_previous_grid();
     grid::allow_next_grid();
