@@ -7,8 +7,6 @@
 //!
 //! The attend kernel folds the partial states of its plan with [`fold_rows`]; [`merge_states`] is the public operator.
 //! Previous in the walk: [`crate::attend`].
-use core::marker::PhantomData;
-
 use simt::{
     asynchronous::{commit_async_copies, copy_async_16, wait_async_copies},
     block::sync_threads,
@@ -29,7 +27,7 @@ const LSES_A_THREAD: usize = 2;
 /// States that [`fold_rows`] adds up without a branch between them.
 const SUMMED_TOGETHER: usize = 4;
 
-/// States that [`merge_states`] has in flight: callers seldom bring more than a few of a row.
+/// States that [`fold_row`] has in flight: callers seldom bring more than a few of a row.
 const FEW: usize = 4;
 
 /// A format partial and merged values are stored in, four elements at a time.
@@ -119,7 +117,7 @@ pub unsafe fn merge_states<V: Values>(p: MergeStatesParameters) {
                     states = states.min(1);
                 }
             }
-            fold_row::<V, V, FEW>(
+            fold_row::<V>(
                 states,
                 p.head_dim,
                 |state| {
@@ -274,14 +272,14 @@ pub unsafe fn fold_rows<const HEAD_DIM: u32>(
     }
 }
 
-/// One warp folds `count` states into one output row, `IN_FLIGHT` (a divisor of 32) at a time: their loads do not wait
+/// One warp folds `count` states into one output row, [`FEW`] at a time: their loads do not wait
 /// for each other. The output may be one of the states: a lane reads its columns of
 /// every state, and of the columns after them, before it writes them.
 ///
 /// # Safety
 /// The addresses given are live, and all lanes of the warp reach this call together.
 #[inline(always)]
-pub unsafe fn fold_row<In: Values, Out: Values, const IN_FLIGHT: usize>(
+unsafe fn fold_row<V: Values>(
     count: u32,
     head_dim: u32,
     lse_of: impl Fn(u32) -> f32,
@@ -294,7 +292,7 @@ pub unsafe fn fold_row<In: Values, Out: Values, const IN_FLIGHT: usize>(
     unsafe {
         let lane = thread::lane_idx();
         // The first values are on their way while the maximum is found.
-        let mut ahead = Batch::<In, IN_FLIGHT>::load(count, head_dim, 0, 0, &values_of);
+        let mut ahead = Batch::load::<V>(count, head_dim, 0, 0, &values_of);
         let mut maximum = f32::NEG_INFINITY;
         let mut state = lane;
         while state < count {
@@ -312,14 +310,14 @@ pub unsafe fn fold_row<In: Values, Out: Values, const IN_FLIGHT: usize>(
             let mut begin = 0;
             while begin < count {
                 let batch = ahead;
-                let next = begin + IN_FLIGHT as u32;
+                let next = begin + FEW as u32;
                 let (next, next_column) = if next < count { (next, first_column) } else { (0, first_column + 32) };
-                ahead = Batch::load(count, head_dim, next, next_column, &values_of);
+                ahead = Batch::load::<V>(count, head_dim, next, next_column, &values_of);
                 // A lane works out one state's weight; the others take it from there. States past the last weigh 0.
-                let state = begin + lane % IN_FLIGHT as u32;
+                let state = begin + lane % FEW as u32;
                 let lse = if state < count { lse_of(state) } else { f32::NEG_INFINITY };
                 let weight = math::exp2(lse - origin).to_bits();
-                unroll::<IN_FLIGHT>(|i| {
+                unroll::<FEW>(|i| {
                     let weight = f32::from_bits(warp::shuffle_u32(weight, i as u32));
                     sum += weight;
                     // What an empty state holds does not matter, NaN included.
@@ -327,14 +325,14 @@ pub unsafe fn fold_row<In: Values, Out: Values, const IN_FLIGHT: usize>(
                         output = add_scaled(output, weight, batch.values[i]);
                     }
                 });
-                begin += IN_FLIGHT as u32;
+                begin += FEW as u32;
             }
             let column = first_column + lane;
             if column < head_dim / 4 {
                 let inverse = if sum > 0.0 { math::reciprocal(sum) } else { 0.0 };
                 let [a, b, c, d] = output;
                 let row = [a * inverse, b * inverse, c * inverse, d * inverse];
-                Out::store(out.add(4 * Out::BYTES * column as u64), row);
+                V::store(out.add(4 * V::BYTES * column as u64), row);
             }
             first_column += 32;
         }
@@ -346,21 +344,20 @@ pub unsafe fn fold_row<In: Values, Out: Values, const IN_FLIGHT: usize>(
     }
 }
 
-/// A lane's four columns of `IN_FLIGHT` states.
+/// A lane's four columns of [`FEW`] states.
 #[derive(Clone, Copy)]
-struct Batch<In, const IN_FLIGHT: usize> {
-    values: [[f32; 4]; IN_FLIGHT],
-    format: PhantomData<In>,
+struct Batch {
+    values: [[f32; 4]; FEW],
 }
 
-impl<In: Values, const IN_FLIGHT: usize> Batch<In, IN_FLIGHT> {
+impl Batch {
     /// States `begin ..` and columns `first_column ..` (in fours); nothing where there are none.
     ///
     /// # Safety
     /// The states' addresses are live.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    unsafe fn load(
+    unsafe fn load<V: Values>(
         count: u32,
         head_dim: u32,
         begin: u32,
@@ -368,15 +365,15 @@ impl<In: Values, const IN_FLIGHT: usize> Batch<In, IN_FLIGHT> {
         values_of: &impl Fn(u32) -> Global<u8>,
     ) -> Self {
         let column = first_column + thread::lane_idx();
-        let mut values = [[0.0; 4]; IN_FLIGHT];
-        unroll::<IN_FLIGHT>(|i| {
+        let mut values = [[0.0; 4]; FEW];
+        unroll::<FEW>(|i| {
             let state = begin + i as u32;
             if column < head_dim / 4 && state < count {
                 // SAFETY: the caller's contract is this function's own.
-                values[i] = unsafe { In::load(values_of(state).add(4 * In::BYTES * column as u64)) };
+                values[i] = unsafe { V::load(values_of(state).add(4 * V::BYTES * column as u64)) };
             }
         });
-        Batch { values, format: PhantomData }
+        Batch { values }
     }
 }
 
