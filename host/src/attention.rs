@@ -157,7 +157,7 @@ impl Attention {
         #[cfg(feature = "cuda")]
         if graphs && let Some(cuda) = device.as_cuda() {
             // A module cannot be loaded while a stream is captured.
-            cuda.function(check::SYMBOL)?;
+            cuda.function(format_args!("{}", check::SYMBOL))?;
         }
         static ATTENTIONS: AtomicU64 = AtomicU64::new(0);
         Ok(Attention {
@@ -415,7 +415,7 @@ mod gpu {
     impl Gpu {
         pub fn new(device: &Device, config: &AttentionConfig, layout: WorkspaceLayout) -> Result<Option<Gpu>, Error> {
             let Some(cuda) = device.as_cuda() else { return Ok(None) };
-            let attend = cuda.function(&attend_symbol(config))?;
+            let attend = cuda.function(format_args!("{}", attend_symbol(config)))?;
             cuda.context().bind()?;
             let staging = (0..STAGING_BUFFERS)
                 .map(|_| {

@@ -125,7 +125,7 @@ pub unsafe fn append(
                 ("page_begin", page_begin),
                 ("page_indices", page_indices),
             ])?;
-            let function = cuda.function(&format!("append_{}_{}", k.dtype, config.dtype))?;
+            let function = cuda.function(format_args!("append_{}_{}", k.dtype, config.dtype))?;
             let blocks = pieces.div_ceil(APPEND_THREADS as u64 * APPEND_PIECES as u64);
             // SAFETY: live memory of the device, by this function's contract.
             unsafe { cuda.launch(&function, stream, blocks as u32, &parameters)? };
@@ -185,7 +185,7 @@ pub unsafe fn positions(device: &Device, arguments: &Positions, stream: Stream) 
                 ("requests", requests),
                 ("positions", positions),
             ])?;
-            let function = cuda.function("positions")?;
+            let function = cuda.function(format_args!("positions"))?;
             // SAFETY: live memory of the device, by this function's contract.
             unsafe { cuda.launch(&function, stream, tokens.div_ceil(APPEND_THREADS), &parameters)? };
         }
@@ -403,7 +403,7 @@ unsafe fn launch_merge(
                 ("begin", parameters.state_begin),
                 ("mask", parameters.mask),
             ])?;
-            let function = cuda.function(&format!("merge_states_{dtype}"))?;
+            let function = cuda.function(format_args!("merge_states_{dtype}"))?;
             // A warp a row; past sixteen blocks a multiprocessor they take rows in turn.
             let blocks = rows.div_ceil(MERGE_THREADS / 32).min(16 * cuda.properties().multiprocessors);
             // SAFETY: live memory of the device, by this function's contract.

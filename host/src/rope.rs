@@ -160,7 +160,7 @@ impl Rope {
                     ("offsets", parameters.offsets),
                     ("cos_sin", parameters.cos_sin),
                 ])?;
-                let function = cuda.function(&format!("rope_{dtype}"))?;
+                let function = cuda.function(format_args!("rope_{dtype}"))?;
                 let blocks = (parameters.tokens * parameters.token_units.get()).div_ceil(ROPE_THREADS);
                 // SAFETY: live memory of the device, by this function's contract.
                 unsafe { cuda.launch(&function, stream, blocks, &parameters)? };

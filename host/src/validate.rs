@@ -131,7 +131,7 @@ pub unsafe fn check_append(
                 ("page_indices", parameters.page_indices),
                 ("report", report),
             ])?;
-            let function = cuda.function("check_append")?;
+            let function = cuda.function(format_args!("check_append"))?;
             // SAFETY: live memory of the device, by this function's contract.
             unsafe { cuda.launch(&function, stream, 1, &parameters)? };
         }

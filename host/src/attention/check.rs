@@ -62,7 +62,7 @@ impl Attention {
                     return Err(crate::tensor::ArgumentError::Capturing { call, remedy }.into());
                 }
                 cuda.check_memory(&[("page_indices", parameters.page_indices), ("report", report)])?;
-                let function = cuda.function(SYMBOL)?;
+                let function = cuda.function(format_args!("{SYMBOL}"))?;
                 // SAFETY: live memory of the device, by this function's contract.
                 unsafe { cuda.launch(&function, stream, 1, &parameters)? };
             }

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::fmt::{self, Write};
 use std::sync::Mutex;
 
 use kernels_gpu::abi::parameters::StreamParameters;
@@ -34,6 +35,28 @@ pub struct Cuda {
     bundle: Bundle,
     functions: Mutex<HashMap<String, Function>>,
     known: KnownAddresses,
+}
+
+/// A kernel's symbol, without an allocation; the longest are 25 bytes.
+#[derive(Default)]
+struct Spelt {
+    bytes: [u8; 32],
+    len: usize,
+}
+
+impl Spelt {
+    fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.bytes[..self.len]).unwrap_or_default()
+    }
+}
+
+impl Write for Spelt {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let room = self.bytes[self.len..].get_mut(..text.len()).ok_or(fmt::Error)?;
+        room.copy_from_slice(text.as_bytes());
+        self.len += text.len();
+        Ok(())
+    }
 }
 
 impl Cuda {
@@ -78,7 +101,13 @@ impl Cuda {
     }
 
     /// The kernel of that symbol, loaded into the context at the first call.
-    pub(crate) fn function(&self, symbol: &str) -> Result<Function, Error> {
+    ///
+    /// The symbol is spelt on the stack, as calls come once a layer.
+    pub(crate) fn function(&self, symbol: fmt::Arguments<'_>) -> Result<Function, Error> {
+        let mut spelt = Spelt::default();
+        // A symbol that does not fit is cut short and not found.
+        let _ = spelt.write_fmt(symbol);
+        let symbol = spelt.as_str();
         let mut functions = self.functions.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some(function) = functions.get(symbol) {
             return Ok(*function);
@@ -153,7 +182,8 @@ impl Cuda {
         bytes: u64,
         stream: Stream,
     ) -> Result<(), Error> {
-        let function = self.function(if destination.is_some() { "stream_copy" } else { "stream_read" })?;
+        let symbol = if destination.is_some() { "stream_copy" } else { "stream_read" };
+        let function = self.function(format_args!("{symbol}"))?;
         let pieces = bytes / 16;
         let parameters = StreamParameters { source, destination: destination.unwrap_or(source), pieces };
         let groups = pieces.div_ceil(STREAM_GROUP_PIECES as u64);
@@ -202,4 +232,22 @@ impl Cuda {
 pub(crate) fn attend_symbol(config: &AttentionConfig) -> String {
     let variant = if config.is_plain() { "" } else { "modified_" };
     format!("attend_{variant}{}_d{}", config.dtype, config.head_dim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn symbols_fit_and_what_does_not_is_cut() {
+        let bundle = Bundle::parse(EMBEDDED).unwrap();
+        for kernel in &bundle.manifest().kernels {
+            let mut spelt = Spelt::default();
+            write!(spelt, "{}", kernel.symbol).unwrap();
+            assert_eq!(spelt.as_str(), kernel.symbol);
+        }
+        let mut spelt = Spelt::default();
+        assert!(write!(spelt, "attend_{}", "x".repeat(26)).is_err());
+        assert_eq!(spelt.as_str(), "attend_");
+    }
 }
