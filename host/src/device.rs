@@ -103,7 +103,10 @@ impl Device {
             // Four blocks a thread even out threads of different speed. Tiles as on Hopper, so that a plan made without
             // a GPU shows the cuts one would get.
             #[cfg(feature = "cpu")]
-            Executor::Cpu => Target::new(4 * rayon::current_num_threads() as u32, tile(Family::Sm90a).tile_tokens()),
+            Executor::Cpu => {
+                let (tile, blocks) = (tile(Family::Sm90a), 4 * rayon::current_num_threads() as u32);
+                Target::new(blocks, tile.tile_tokens()).with_tall_rows(tile.tall_rows())
+            }
             #[cfg(feature = "cuda")]
             Executor::Cuda(cuda) => {
                 let properties = cuda.properties();

@@ -8,7 +8,6 @@ use std::mem::replace;
 use std::ops::Range;
 
 use kernels_gpu::abi::plan::{MaskRequest, PlanHeader, WorkItem};
-use oxattn::plan::{ITEM_COST_TILES, MIN_PIECE_TILES};
 use oxattn::{AttentionConfig, Limits, MaskForm, PageTable, Plan, PlanError, Planner, QueryLengths, SplitMode, Target};
 use proptest::prelude::*;
 
@@ -85,9 +84,24 @@ fn check(plan: &Plan, requests: &[Request]) {
         assert!(item.kv_end_tokens <= kv_len && item.kv_begin_tokens.is_multiple_of(plan.target().tile_tokens));
         let empty = (item.kv_begin_tokens, item.kv_end_tokens, item.pieces) == (0, 0, 1);
         assert!(item.kv_begin_tokens < item.kv_end_tokens || empty, "only a row tile without keys reads none");
-        assert!((1..=16).contains(&item.rows) && item.row_begin.is_multiple_of(16));
+        assert!(item.rows >= 1);
         assert!(item.row_begin + item.rows <= query_len * group);
         units.entry((item.request, item.row_begin)).or_default().push(item);
+    }
+
+    // Requests of more rows than a short item holds have tall ones, but for a last one that would be short; where
+    // chunkings must not show, all items are tall.
+    let tall_rows = plan.target().tall_rows;
+    for (run, begin) in plan.queue_begin().windows(2).enumerate() {
+        for item in &plan.items()[begin[0] as usize..begin[1] as usize] {
+            let packed_rows = requests[item.request as usize].0 * group;
+            let only_tall = tall_rows > 0 && matches!(plan.mode(), SplitMode::FixedSplit { .. });
+            let of_tall = tall_rows > 0 && packed_rows > 16 || only_tall;
+            let tile_rows = if of_tall { tall_rows } else { 16 };
+            assert_eq!(item.rows, tile_rows.min(packed_rows - item.row_begin));
+            assert!(item.row_begin.is_multiple_of(tile_rows));
+            assert_eq!(run % 2 == 0, of_tall && (item.rows > 16 || only_tall), "{item:?} in the wrong run");
+        }
     }
 
     // Who writes each partial state, and whose folds each count counts.
@@ -138,7 +152,7 @@ fn check_layout(plan: &Plan) {
     let arrays = [
         (0, 48),
         (header.arrivals_offset_bytes as u64, 4 * layout.max_groups as u64),
-        (header.queue_begin_offset_bytes as u64, 4 * (header.teams as u64 + 1)),
+        (header.queue_begin_offset_bytes as u64, 4 * (2 * header.teams as u64 + 1)),
         (header.items_offset_bytes as u64, 48 * layout.max_items as u64),
         (layout.partial_out_offset_bytes, 4 * layout.max_partial_rows as u64 * plan.config().head_dim as u64),
         (layout.partial_lse_offset_bytes, 4 * layout.max_partial_rows as u64),
@@ -150,8 +164,8 @@ fn check_layout(plan: &Plan) {
     assert_eq!((arrays[1].0, arrays[2].0, arrays[3].0), offsets);
     assert!(header.image_bytes <= layout.image_bytes && layout.image_bytes <= layout.partial_out_offset_bytes);
     let queue_begin = plan.queue_begin();
-    assert_eq!(queue_begin.len() as u32, header.teams + 1);
-    assert_eq!((queue_begin[0], queue_begin[header.teams as usize]), (0, header.items));
+    assert_eq!(queue_begin.len() as u32, 2 * header.teams + 1);
+    assert_eq!((queue_begin[0], queue_begin[2 * header.teams as usize]), (0, header.items));
     assert!(queue_begin.is_sorted());
     // The arrays that the accessors show are the bytes that are uploaded; counts start at zero.
     let array = |offset: u32, bytes: usize| &plan.image()[offset as usize..offset as usize + bytes];
@@ -165,32 +179,51 @@ fn item_tiles(plan: &Plan, item: &WorkItem) -> u64 {
     (item.kv_end_tokens - item.kv_begin_tokens).div_ceil(plan.target().tile_tokens) as u64
 }
 
+/// What `rows` rows cost with `tiles` tiles, in tiles of a short item: by the documentation of `Cost`.
+fn cost(plan: &Plan, rows: u32, tiles: u64) -> f64 {
+    let tall_rows = plan.target().tall_rows;
+    let is_tall = tall_rows > 0 && (rows > 16 || matches!(plan.mode(), SplitMode::FixedSplit { .. }));
+    match is_tall {
+        false => tiles as f64 + 1.0,
+        true if 2 * rows <= tall_rows => tiles as f64 + 2.0,
+        true => 1.5 * tiles as f64 + 3.0,
+    }
+}
+
 /// The fullest queue of a balanced plan against the mean of the uncut units, which no plan beats.
 fn check_balance(plan: &Plan, requests: &[Request]) {
     let (config, target) = (plan.config(), plan.target());
     let mut unit_costs = Vec::new();
+    let mut has_tall = false;
     for &request in requests {
         let packed_rows = request.0 * config.group();
-        for row in (0..packed_rows).step_by(16) {
-            let keys = keys_of_rows(config, request, row..packed_rows.min(row + 16));
+        let tile_rows = if target.tall_rows > 0 && packed_rows > 16 { target.tall_rows } else { 16 };
+        for row in (0..packed_rows).step_by(tile_rows as usize) {
+            let rows = tile_rows.min(packed_rows - row);
+            let keys = keys_of_rows(config, request, row..row + rows);
             let tiles = keys.end.div_ceil(target.tile_tokens) - keys.start / target.tile_tokens;
-            unit_costs.push(tiles as u64 + ITEM_COST_TILES);
+            unit_costs.push(cost(plan, rows, tiles as u64));
+            has_tall |= rows > 16;
         }
     }
-    let mean = unit_costs.iter().sum::<u64>().div_ceil(plan.header().teams as u64);
+    let mean = unit_costs.iter().sum::<f64>() / plan.header().teams as f64;
     let balance = plan.balance();
     assert_eq!(balance.queue_loads.len() as u32, plan.header().teams);
-    // 3 tiles for cuts and room too short for a piece, and rounding from 1024 tiles; then the slack that
-    // keeps a plan uncut.
-    let share = mean + ITEM_COST_TILES + MIN_PIECE_TILES as u64 + mean / 512;
-    assert!(balance.max <= share + (share / 25).max(1), "max {} mean {mean}\n{}", balance.max, plan.explain());
+    // An item's cost for the cuts, and room too short for a piece, 3 tiles; of tall items 3 and 9, and what stays whole
+    // past the share is up to 3 more of their tiles. Then rounding, and the slack that keeps a plan uncut.
+    let (for_cuts, whole) = if has_tall { (13.0, 4.5) } else { (4.0, 1.0) };
+    let share = mean + for_cuts + mean / 512.0;
+    assert!(balance.max <= share + (share / 25.0).max(whole), "max {} mean {mean}\n{}", balance.max, plan.explain());
     // So it is within 4/3 of the mean, or of the longest unit that is no longer than two of the shortest pieces.
-    let uncuttable = unit_costs.iter().copied().filter(|cost| *cost < ITEM_COST_TILES + 4).max().unwrap_or(0);
+    let shortest = if has_tall { 9.0 } else { 3.0 };
+    let uncuttable = unit_costs.iter().copied().filter(|cost| *cost < 2.0 * shortest - 1.0).fold(0.0, f64::max);
     let least = mean.max(uncuttable);
-    assert!(balance.max <= (4 * least / 3).max(least + 4), "max {} least {least}\n{}", balance.max, plan.explain());
+    let most = (4.0 * least / 3.0).max(least + for_cuts + whole);
+    assert!(balance.max <= most, "max {} least {least}\n{}", balance.max, plan.explain());
 
     let cut = plan.items().iter().filter(|item| item.pieces > 1);
-    assert!(cut.clone().all(|item| item_tiles(plan, item) >= MIN_PIECE_TILES as u64), "a piece too short");
+    let shortest = |item: &WorkItem| if target.tall_rows > 0 && item.rows > 16 { 4 } else { 2 };
+    assert!(cut.clone().all(|item| item_tiles(plan, item) >= shortest(item)), "a piece too short");
     let cuts: u64 = cut.filter(|item| item.piece > 0).count() as u64;
     assert!(cuts <= plan.header().teams as u64, "{cuts} cuts for {} queues", plan.header().teams);
 }
@@ -198,8 +231,9 @@ fn check_balance(plan: &Plan, requests: &[Request]) {
 /// Pieces dealt to the least loaded queue: the mean and one longest piece, to 1/512 of it.
 fn check_spread(plan: &Plan) {
     let balance = plan.balance();
-    let longest = plan.items().iter().map(|item| item_tiles(plan, item) + ITEM_COST_TILES).max().unwrap_or(0);
-    assert!(balance.max as f64 <= balance.mean + (longest + longest / 512) as f64, "{balance:?}");
+    let costs = plan.items().iter().map(|item| cost(plan, item.rows, item_tiles(plan, item)));
+    let longest = costs.fold(0.0, f64::max);
+    assert!(balance.max <= balance.mean + longest * (1.0 + 1.0 / 256.0) + 1.0, "{balance:?}");
 }
 
 fn modes() -> impl Strategy<Value = SplitMode> {
@@ -209,6 +243,10 @@ fn modes() -> impl Strategy<Value = SplitMode> {
         1 => (1u32..700).prop_map(|tokens| SplitMode::FixedSplit { tokens }),
         1 => Just(SplitMode::Unsplit),
     ]
+}
+
+fn tall_rows() -> impl Strategy<Value = u32> {
+    prop::sample::select(vec![0u32, 64, 128])
 }
 
 fn requests() -> impl Strategy<Value = Vec<Request>> {
@@ -238,8 +276,9 @@ proptest! {
         mode in modes(),
         blocks in 1u32..300,
         tile_tokens in prop::sample::select(vec![16u32, 32, 48, 64]),
+        tall_rows in tall_rows(),
     ) {
-        let target = Target::new(blocks, tile_tokens);
+        let target = Target::new(blocks, tile_tokens).with_tall_rows(tall_rows);
         let mut planner = Planner::new(config, target, mode, tight_limits(&requests)).unwrap();
         let plan = Batch::new(config.page_size_tokens, &requests).plan(&mut planner, config.page_size_tokens);
         check(plan, &requests);
@@ -257,6 +296,7 @@ proptest! {
         mode in modes(),
         blocks in 1u32..300,
         room in (0u32..8, 0u32..200, 0u32..5000, 0u64..50_000),
+        tall_rows in tall_rows(),
     ) {
         let tight = tight_limits(&requests);
         let limits = Limits {
@@ -265,7 +305,7 @@ proptest! {
             max_kv_len_tokens: tight.max_kv_len_tokens + room.2,
             max_kv_tokens: tight.max_kv_tokens + room.3,
         };
-        let mut planner = Planner::new(config, Target::new(blocks, 64), mode, limits).unwrap();
+        let mut planner = Planner::new(config, Target::new(blocks, 64).with_tall_rows(tall_rows), mode, limits).unwrap();
         let (layout, page) = (planner.workspace_size(), config.page_size_tokens);
         // The batch, and as many like its longest request as the limits hold.
         let longest = requests.iter().copied().max_by_key(|request| request.1).unwrap_or((1, 1));
@@ -293,6 +333,7 @@ proptest! {
         second in requests(),
         mode in modes(),
         blocks in 1u32..140,
+        tall_rows in tall_rows(),
     ) {
         let (a, b) = (tight_limits(&first), tight_limits(&second));
         let limits = Limits {
@@ -301,7 +342,7 @@ proptest! {
             max_kv_len_tokens: a.max_kv_len_tokens.max(b.max_kv_len_tokens),
             max_kv_tokens: a.max_kv_tokens.max(b.max_kv_tokens),
         };
-        let (page, target) = (config.page_size_tokens, Target::new(blocks, 64));
+        let (page, target) = (config.page_size_tokens, Target::new(blocks, 64).with_tall_rows(tall_rows));
         let mut planner = Planner::new(config, target, mode, limits).unwrap();
         let layout = planner.workspace_size();
         Batch::new(page, &first).plan(&mut planner, page);
@@ -324,10 +365,11 @@ proptest! {
         slot in 0usize..24,
         blocks in 1u32..300,
         fixed_tokens in prop::option::of(1u32..700),
+        tall_rows in tall_rows(),
     ) {
         let mode = fixed_tokens.map_or(SplitMode::BatchInvariant, |tokens| SplitMode::FixedSplit { tokens });
         let cuts = |requests: &[Request], slot: usize, blocks: u32| {
-            let target = Target::new(blocks, 64);
+            let target = Target::new(blocks, 64).with_tall_rows(tall_rows);
             let mut planner = Planner::new(config, target, mode, tight_limits(requests)).unwrap();
             let plan = Batch::new(config.page_size_tokens, requests).plan(&mut planner, config.page_size_tokens);
             let of_slot = plan.items().iter().filter(|item| item.request == slot as u32);
@@ -357,7 +399,7 @@ fn equal_units_that_nearly_fill_the_queues_stay_whole() {
     let planner = balanced(AttentionConfig::new(32, 8, 128, 16), 264, &[(1, 8192); 64]);
     let plan = planner.latest().unwrap();
     assert_eq!((plan.items().len(), plan.header().partial_rows, plan.header().groups), (64, 0, 0));
-    assert_eq!(plan.balance().max, 258);
+    assert_eq!(plan.balance().max, 258.0);
 }
 
 #[test]
@@ -365,12 +407,32 @@ fn one_long_request_uses_all_teams() {
     // 512 tiles on 33 queues are 15.5 each: 17 pieces of 16 tiles and 16 of 15 fill them evenly.
     let planner = balanced(AttentionConfig::new(32, 8, 128, 16), 264, &[(1, 32_768)]);
     let plan = planner.latest().unwrap();
-    assert_eq!((plan.items().len(), plan.balance().min, plan.balance().max), (33, 16, 17));
-    assert_eq!(plan.balance().queue_loads.iter().filter(|load| **load == 17).count(), 17);
+    assert_eq!((plan.items().len(), plan.balance().min, plan.balance().max), (33, 16.0, 17.0));
+    assert_eq!(plan.balance().queue_loads.iter().filter(|load| **load == 17.0).count(), 17);
     assert!(plan.items().iter().all(|item| item.pieces == 33));
     assert!(plan.queues().all(|queue| queue.len() == 1));
     // 4 rows of 8 heads, 33 states each, and a count a head.
     assert_eq!((plan.header().partial_rows, plan.header().groups), (4 * 8 * 33, 8));
+}
+
+#[test]
+fn many_rows_make_tall_items_beside_short_ones() {
+    // 4 heads a token: 40 tokens are 160 rows, a tall tile of 128 and one of 32; 33 tokens leave a short one of 4; and a
+    // token alone is short.
+    let config = AttentionConfig::new(32, 8, 128, 16);
+    let requests = [(40, 40), (33, 33), (1, 1000)];
+    let target = Target::new(8, 64).with_tall_rows(128);
+    let mut planner = Planner::new(config, target, SplitMode::Unsplit, tight_limits(&requests)).unwrap();
+    let plan = Batch::new(16, &requests).plan(&mut planner, 16);
+    check(plan, &requests);
+    let rows = |items: &[WorkItem]| items.iter().map(|i| (i.request, i.row_begin, i.rows)).collect::<Vec<_>>();
+    let (tall, short) = plan.items().split_at(plan.queue_begin()[1] as usize);
+    assert_eq!(rows(tall), [(0, 128, 32), (0, 0, 128), (1, 0, 128)]);
+    assert_eq!(rows(short), [(2, 0, 1 * 4), (1, 128, 4)]);
+    // 1 + 2 and 1.5 + 3 twice; 16 + 1 and 1 + 1.
+    assert_eq!(plan.balance().max, 3.0 + 4.5 + 4.5 + 17.0 + 2.0);
+    assert_eq!(plan.explain().tall_units, 3);
+    assert!(plan.explain().to_string().contains("5 (request, row tile), 3 tall"), "{}", plan.explain());
 }
 
 #[test]
@@ -380,7 +442,7 @@ fn one_long_request_among_short_ones_is_cut() {
     requests.push((1, 100_000));
     let planner = balanced(AttentionConfig::new(32, 8, 128, 16), 264, &requests);
     let plan = planner.latest().unwrap();
-    assert!(plan.balance().max <= 66, "{}", plan.explain());
+    assert!(plan.balance().max <= 66.0, "{}", plan.explain());
     let whole = plan.items().iter().filter(|item| item.pieces == 1).count();
     assert!(whole >= 62, "all but one short unit stay whole: {}", plan.explain());
 }
@@ -521,6 +583,10 @@ fn refusals_name_the_field_and_both_values() {
         refused(target, SplitMode::FixedSplit { tokens: 0 }, limits).to_string(),
         "FixedSplit tokens is 0; it must be at least 1"
     );
+    assert_eq!(
+        refused(target.with_tall_rows(100), balanced, limits).to_string(),
+        "target.tall_rows is 100; it must be a multiple of 16, or 0"
+    );
     let wide = Limits { max_requests: 1 << 28, max_query_tokens: 1 << 28, ..limits };
     assert!(matches!(refused(target, balanced, wide), PlanError::Unrepresentable { field: "plan image bytes", .. }));
     let long = Limits { max_kv_len_tokens: u32::MAX, ..limits };
@@ -541,19 +607,19 @@ fn a_refused_batch_leaves_the_last_plan() {
 fn a_plan_explains_itself() {
     let planner = balanced(AttentionConfig::new(32, 8, 128, 16), 264, &[(1, 32_768)]);
     let explain = planner.latest().unwrap().explain();
-    // 32768 keys x 8 heads x (K and V) x 128 elements x 2 bytes; the image is 256 bytes each of header,
-    // counts and queue_begin, and 33 items of 48.
+    // 32768 keys x 8 heads x (K and V) x 128 elements x 2 bytes; the image is 256 bytes each of header and
+    // counts, 512 of queue_begin, and 33 items of 48.
     assert_eq!(explain.kv_bytes, 134_217_728);
     assert_eq!(
         explain.to_string(),
         "batch     1 requests, 1 query tokens, 32768 keys\n\
          tile      16 packed query rows x 64 keys\n\
-         units     1 (request, row tile), the longest 512 tiles\n\
+         units     1 (request, row tile), 0 tall, the longest 512 tiles\n\
          items     33; 1 units cut, in at most 33 pieces\n\
          why       cut where a queue reached its share of 17 tiles; the longest unit has 512\n\
          teams     33 of 8 blocks, 1 KV heads a block; load min 16 mean 16.5 max 17 tiles, 97.1% busy\n\
          fold      1056 partial states, 544896 bytes\n\
-         bytes     134217728 of keys and values, 2352 of plan"
+         bytes     134217728 of keys and values, 2608 of plan"
     );
 }
 

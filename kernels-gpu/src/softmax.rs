@@ -6,6 +6,8 @@
 //! Gimelshein, "Online normalizer calculation for softmax" (2018).
 use simt::{math, warp};
 
+use crate::tile::unroll;
+
 /// Running maximum and this lane's part of the running sum, for rows `lane / 4` and `lane / 4 + 8`.
 #[derive(Clone, Copy)]
 pub struct OnlineSoftmax {
@@ -48,6 +50,42 @@ impl OnlineSoftmax {
         (weights, shrink)
     }
 
+    /// Turns the logits of `8 * N` keys, in the layout of `mma`'s C, into weights, and returns the factor of each of the
+    /// two rows for what came before. As [`update`](Self::update) otherwise.
+    ///
+    /// # Safety
+    /// All 32 lanes of the warp reach this call together.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub unsafe fn update_tile<const N: usize>(&mut self, logits: &mut [[f32; 4]; N]) -> [f32; 2] {
+        let mut shrink = [1.0; 2];
+        unroll::<2>(|half| {
+            let mut largest = f32::NEG_INFINITY;
+            unroll::<N>(|n| {
+                largest = math::maximum(largest, math::maximum(logits[n][2 * half], logits[n][2 * half + 1]));
+            });
+            // SAFETY: the caller's contract is this function's own.
+            unsafe {
+                largest = math::maximum(largest, warp::shuffle_xor_f32(largest, 1));
+                largest = math::maximum(largest, warp::shuffle_xor_f32(largest, 2));
+            }
+            let maximum = math::maximum(self.maximum[half], largest);
+            let origin = if maximum == f32::NEG_INFINITY { 0.0 } else { maximum };
+            shrink[half] = math::exp2(self.maximum[half] - origin);
+            self.maximum[half] = maximum;
+            let mut sum = 0.0;
+            unroll::<N>(|n| {
+                unroll::<2>(|i| {
+                    let weight = math::exp2(logits[n][2 * half + i] - origin);
+                    logits[n][2 * half + i] = weight;
+                    sum += weight;
+                });
+            });
+            self.sum[half] = math::multiply_add(self.sum[half], shrink[half], sum);
+        });
+        shrink
+    }
+
     /// Adds the four lanes' parts of each row's sum.
     ///
     /// # Safety
@@ -55,7 +93,7 @@ impl OnlineSoftmax {
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub unsafe fn finish(&mut self) {
-        crate::tile::unroll::<2>(|half| {
+        unroll::<2>(|half| {
             // SAFETY: the caller's contract is this function's own.
             unsafe {
                 self.sum[half] += warp::shuffle_xor_f32(self.sum[half], 1);

@@ -59,7 +59,7 @@ pub unsafe fn check_page_ids(p: CheckPageIdsParameters) {
     // SAFETY: the caller's contract covers every address formed below.
     unsafe {
         let ids = Global::<u32>::new(p.page_indices);
-        let items = Global::<u32>::new(p.queue_begin).add(p.teams as u64).load_constant();
+        let items = Global::<u32>::new(p.queue_begin).add(2 * p.teams as u64).load_constant();
         let mut found = Found::NOTHING;
         let mut item = thread::warp_idx();
         while item < items {

@@ -31,6 +31,7 @@ mod face {
     pub mod global;
     pub mod grid;
     pub mod math;
+    pub mod register;
     pub mod shared;
     pub mod tensor;
     pub mod thread;

@@ -90,7 +90,9 @@ pub fn page_id_cases() -> Vec<PageIdCase> {
     for batch in batches() {
         for (mode, (blocks, tile_tokens)) in MODES.into_iter().zip([(264, 64), (7, 16), (33, 16), (1, 32)]) {
             for planted in [Planted::None, Planted::First, Planted::Last, Planted::Some, Planted::All] {
-                cases.push(page_id_case(&batch, mode, Target::new(blocks, tile_tokens), planted));
+                let tall_rows = if blocks % 2 == 1 { 64 } else { 0 };
+                let target = Target::new(blocks, tile_tokens).with_tall_rows(tall_rows);
+                cases.push(page_id_case(&batch, mode, target, planted));
             }
         }
     }

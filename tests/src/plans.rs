@@ -31,15 +31,16 @@ impl PlanImage {
         self.image.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// The image of these queues, one a team of `teams`. What lies between its arrays is 0xff.
-    pub fn of_queues(teams: Teams, queues: &[Vec<WorkItem>], groups: u32, partial_rows: u32) -> PlanImage {
+    /// The image of these queues, one a team of `teams`: tall items, then short ones. What lies between its arrays is
+    /// 0xff.
+    pub fn of_queues(teams: Teams, queues: &[[Vec<WorkItem>; 2]], groups: u32, partial_rows: u32) -> PlanImage {
         assert_eq!(queues.len(), teams.teams as usize);
         let mut queue_begin = vec![0u32];
-        queue_begin.extend(queues.iter().scan(0, |sum, queue| {
-            *sum += queue.len() as u32;
+        queue_begin.extend(queues.as_flattened().iter().scan(0, |sum, run| {
+            *sum += run.len() as u32;
             Some(*sum)
         }));
-        let items = queues.concat();
+        let items = queues.as_flattened().concat();
         let arrivals = vec![0u32; groups as usize];
         let arrivals_offset = size_of::<PlanHeader>();
         let queue_begin_offset = (arrivals_offset + 4 * arrivals.len()).next_multiple_of(16);
@@ -123,15 +124,18 @@ pub fn planned(case: &Case, page_begin: &[u32], target: Target, mode: SplitMode)
 }
 
 /// The keys of every tile in `pieces` pieces, empty ones included; one piece writes its output directly. Items go
-/// round the queues of `teams`. `page_begin` is where each request's page ids start.
-pub fn forced_split(case: &Case, page_begin: &[u32], pieces: u32, teams: Teams) -> PlanImage {
+/// round the queues of `teams`. `page_begin` is where each request's page ids start. Requests of more than 16 rows have
+/// tall tiles of `tall_rows`, if that is not 0.
+pub fn forced_split(case: &Case, page_begin: &[u32], pieces: u32, teams: Teams, tall_rows: u32) -> PlanImage {
     let (group, kv_heads) = (case.config.group(), case.config.kv_heads);
     let query_begin = case.query_begin();
-    let mut queues = vec![Vec::new(); teams.teams as usize];
+    let mut queues = vec![[const { Vec::new() }; 2]; teams.teams as usize];
     let (mut groups, mut partial_rows, mut items) = (0, 0, 0);
     for (request, (&query_len, &kv_len)) in case.query_lens.iter().zip(&case.kv_lens).enumerate() {
-        for row_begin in (0..query_len * group).step_by(ATTEND_TILE_ROWS as usize) {
-            let rows = (query_len * group - row_begin).min(ATTEND_TILE_ROWS);
+        let is_tall = tall_rows > 0 && query_len * group > ATTEND_TILE_ROWS;
+        let tile_rows = if is_tall { tall_rows } else { ATTEND_TILE_ROWS };
+        for row_begin in (0..query_len * group).step_by(tile_rows as usize) {
+            let rows = (query_len * group - row_begin).min(tile_rows);
             for piece in 0..pieces {
                 let cut = |piece: u32| (kv_len as u64 * piece as u64 / pieces as u64) as u32;
                 let item = WorkItem {
@@ -148,7 +152,7 @@ pub fn forced_split(case: &Case, page_begin: &[u32], pieces: u32, teams: Teams) 
                     partial_begin: partial_rows,
                     group: groups,
                 };
-                queues[items % teams.teams as usize].push(item);
+                queues[items % teams.teams as usize][usize::from(!is_tall)].push(item);
                 items += 1;
             }
             if pieces > 1 {

@@ -4,7 +4,7 @@
 use kernels_gpu::abi::tile::{ATTEND_HEAD_DIMS, AttendTile, Family, Teams};
 use oxattn::config::{AttentionConfig, DType};
 use oxattn::{SplitMode, Target};
-use oxattn_tests::cases::{Case, Pages, Unused, Values, cases, paged, split_cases};
+use oxattn_tests::cases::{Case, Pages, Unused, Values, cases, paged, prompt, split_cases};
 use oxattn_tests::executors::Emulator;
 use oxattn_tests::fixture::{Fixture, Lse};
 use oxattn_tests::layout::LAYOUTS;
@@ -43,21 +43,25 @@ fn check_all(family: Family, what: &str, plan: impl Fn(usize, &Fixture) -> PlanI
 
 fn check_whole(family: Family) {
     check_all(family, "whole", |index, Fixture { case, page_begin, .. }| {
-        forced_split(case, page_begin, 1, Teams::new(case.config.kv_heads, blocks(index)))
+        // Every second case in tall tiles, which the planner's plans have wherever they can.
+        let tall_rows = AttendTile::new(case.config.head_dim, family).unwrap().tall_rows() * (index as u32 % 2);
+        forced_split(case, page_begin, 1, Teams::new(case.config.kv_heads, blocks(index)), tall_rows)
     });
 }
 
 fn check_pieces(family: Family) {
     check_all(family, "in pieces", |index, Fixture { case, page_begin, .. }| {
         let pieces = [2, 3, 7][index / 3 % 3];
-        forced_split(case, page_begin, pieces, Teams::new(case.config.kv_heads, blocks(index)))
+        let tall_rows = AttendTile::new(case.config.head_dim, family).unwrap().tall_rows() * ((index as u32 + 1) % 2);
+        forced_split(case, page_begin, pieces, Teams::new(case.config.kv_heads, blocks(index)), tall_rows)
     });
 }
 
 fn check_planned(family: Family) {
     check_all(family, "planned", |index, Fixture { case, page_begin, .. }| {
         let tile = AttendTile::new(case.config.head_dim, family).unwrap();
-        planned(case, page_begin, Target::new(blocks(index), tile.tile_tokens()), MODES[index % 4])
+        let target = Target::new(blocks(index), tile.tile_tokens()).with_tall_rows(tile.tall_rows());
+        planned(case, page_begin, target, MODES[index % 4])
     });
 }
 
@@ -123,12 +127,13 @@ fn the_affordable_cases_cover_the_table() {
 /// Which block folds, in which order blocks and lanes run, how blocks stand in teams: none of it changes a bit.
 #[test]
 fn h2_order_and_teams_change_no_bit() {
-    let case = Case { query_lens: vec![3, 1], kv_lens: vec![150, 70], seeds: vec![0, 1], ..paged(16, LAYOUTS[2]) };
+    let query_lens = vec![3, 1, 70];
+    let case = Case { query_lens, kv_lens: vec![150, 70, 90], seeds: vec![0, 1, 2], ..paged(16, LAYOUTS[2]) };
     for family in [Family::Sm80, Family::Sm90a] {
         for pieces in [1, 5] {
             let run = |seed, teams| {
                 let mut fixture = Fixture::new(&case);
-                let mut plan = forced_split(&case, &fixture.page_begin, pieces, teams);
+                let mut plan = forced_split(&case, &fixture.page_begin, pieces, teams, 128);
                 fixture.run(&Emulator::new(family, seed), &mut plan, Lse::Two)
             };
             let first = run(0, Teams { teams: 1, blocks: 1, heads_per_block: 2 });
@@ -149,7 +154,8 @@ fn a_queue_longer_than_a_block_is_folded_whole() {
     let case = Case { config, query_lens: vec![45], kv_lens: vec![60], seeds: vec![0], ..paged(16, LAYOUTS[1]) };
     for family in [Family::Sm80, Family::Sm90a] {
         let mut fixture = Fixture::new(&case);
-        let mut plan = forced_split(&case, &fixture.page_begin, 3, Teams { teams: 1, blocks: 1, heads_per_block: 1 });
+        let mut plan =
+            forced_split(&case, &fixture.page_begin, 3, Teams { teams: 1, blocks: 1, heads_per_block: 1 }, 0);
         assert_eq!((plan.header().items, AttendTile::new(64, family).unwrap().threads()), (135, 128));
         let outputs = fixture.run(&Emulator::new(family, 1), &mut plan, Lse::Two);
         fixture.check(&outputs).unwrap();
@@ -158,12 +164,12 @@ fn a_queue_longer_than_a_block_is_folded_whole() {
 
 #[test]
 fn b10_what_unused_slots_hold_changes_no_bit() {
-    let base = Case { query_lens: vec![1, 4, 2], kv_lens: vec![37, 70, 0], ..paged(5, LAYOUTS[3]) };
+    let base = Case { query_lens: vec![1, 14, 2], kv_lens: vec![37, 70, 0], ..paged(5, LAYOUTS[3]) };
     for family in [Family::Sm80, Family::Sm90a] {
-        for pieces in [1, 3] {
+        for (pieces, tall_rows) in [(1, 0), (3, 0), (1, 128), (3, 128)] {
             let run = |unused| {
                 let mut fixture = Fixture::new(&Case { unused, ..base.clone() });
-                let mut plan = forced_split(&base, &fixture.page_begin, pieces, Teams::new(2, 4));
+                let mut plan = forced_split(&base, &fixture.page_begin, pieces, Teams::new(2, 4), tall_rows);
                 fixture.run(&Emulator::new(family, 3), &mut plan, Lse::Two)
             };
             let clean = run(Unused::Large);
@@ -179,7 +185,7 @@ fn b10_what_unused_slots_hold_changes_no_bit() {
 fn c14_pages_and_layout_change_no_bit() {
     let run = |page_size, layout| {
         let mut fixture = Fixture::new(&paged(page_size, layout));
-        let mut plan = forced_split(&fixture.case, &fixture.page_begin, 2, Teams::new(2, 7));
+        let mut plan = forced_split(&fixture.case, &fixture.page_begin, 2, Teams::new(2, 7), 0);
         fixture.run(&Emulator::new(Family::Sm90a, 1), &mut plan, Lse::Two)
     };
     let first = run(64, LAYOUTS[0]);
@@ -197,7 +203,7 @@ fn an_aligned_decode_costs_what_it_must() {
     for family in [Family::Sm80, Family::Sm90a] {
         for (pieces, teams) in [(1, Teams::new(2, 2)), (1, Teams::new(2, 1)), (4, Teams::new(2, 8))] {
             let mut fixture = Fixture::new(&case);
-            let mut plan = forced_split(&case, &fixture.page_begin, pieces, teams);
+            let mut plan = forced_split(&case, &fixture.page_begin, pieces, teams, 0);
             let emulator = Emulator::new(family, 1);
             let outputs = fixture.run(&emulator, &mut plan, Lse::Two);
             fixture.check(&outputs).unwrap();
@@ -223,6 +229,75 @@ fn an_aligned_decode_costs_what_it_must() {
     }
 }
 
+/// Rows around every height of a tall item: a warp's block, a block each, two blocks each, and one more row.
+#[test]
+fn tall_items_of_every_height() {
+    for family in [Family::Sm80, Family::Sm90a] {
+        for (head_dim, group, pieces) in [(64, 1, 1), (128, 1, 3), (192, 1, 2), (256, 1, 1), (80, 3, 1)] {
+            let tile = AttendTile::new(head_dim, family).unwrap();
+            let rows = tile.tall_rows();
+            let query_lens: Vec<u32> = [17, 31, rows / 2, rows / 2 + 1, rows, rows + 1, 2 * rows + 17]
+                .into_iter()
+                .map(|rows| rows / group)
+                .collect();
+            let kv_lens = [17, 70, 64, 129, 200, 50, 90].to_vec();
+            let config = AttentionConfig::new(group, 1, head_dim, 16);
+            let case = Case { config, query_lens, kv_lens, seeds: (0..7).collect(), ..paged(16, LAYOUTS[0]) };
+            let mut fixture = Fixture::new(&case);
+            let mut plan = forced_split(&case, &fixture.page_begin, pieces, Teams::new(1, 3), rows);
+            let outputs = fixture.run(&Emulator::new(family, 1), &mut plan, Lse::Two);
+            if let Err(difference) = fixture.check(&outputs) {
+                panic!("head dim {head_dim}, group {group}, {family:?}: {difference}");
+            }
+        }
+    }
+}
+
+/// H1 on the kernel: a prompt's rows are the same bits in one chunk, in chunks of any size, and one at a time.
+#[test]
+fn h1_chunks_of_a_prompt_change_no_bit_of_it() {
+    let family = Family::Sm80;
+    let tile = AttendTile::new(64, family).unwrap();
+    let rows = |begin, end| {
+        let mut fixture = Fixture::new(&prompt(begin, end));
+        let target = Target::new(8, tile.tile_tokens()).with_tall_rows(tile.tall_rows());
+        let mode = SplitMode::FixedSplit { tokens: 64 };
+        let mut plan = planned(&fixture.case, &fixture.page_begin, target, mode);
+        let outputs = fixture.run(&Emulator::new(family, 2), &mut plan, Lse::Two);
+        fixture.check(&outputs).unwrap();
+        (0..(end - begin) as usize)
+            .flat_map(|token| (0..4).map(move |head| (token, head)))
+            .map(|(token, head)| fixture.row(&outputs, 0, token, head))
+            .collect::<Vec<_>>()
+    };
+    let whole = rows(0, 100);
+    for chunks in [&[0, 40, 100][..], &[0, 1, 99, 100], &[0, 33, 37, 80, 100]] {
+        let chunked: Vec<_> = chunks.windows(2).flat_map(|ends| rows(ends[0], ends[1])).collect();
+        assert!(chunked == whole, "{chunks:?}");
+    }
+}
+
+/// 128 query tokens over 512 keys, by hand: a key that a tall item reads serves all its rows.
+#[test]
+fn an_aligned_prefill_costs_what_it_must() {
+    let config = AttentionConfig::new(1, 1, 128, 16).non_causal();
+    let case = Case { config, query_lens: vec![128], kv_lens: vec![512], seeds: vec![0], ..paged(16, LAYOUTS[0]) };
+    let mut fixture = Fixture::new(&case);
+    let mut plan = forced_split(&case, &fixture.page_begin, 1, Teams::new(1, 1), 128);
+    let emulator = Emulator::new(Family::Sm80, 1);
+    let outputs = fixture.run(&emulator, &mut plan, Lse::Two);
+    fixture.check(&outputs).unwrap();
+    let counters = emulator.counters();
+    // K and V once, and the queries once.
+    assert_eq!(counters.async_copy_bytes, 2 * 512 * 256 + 128 * 256);
+    // 8 blocks of rows, 512 / 8 columns of scores by 8 steps, and 16 columns of outputs by 512 / 16 steps.
+    assert_eq!(counters.mma, 8 * (64 * 8 + 16 * 32));
+    // Each of 4 warps: 16 steps of 32 keys, each with 8 steps of K, a load for each block of queries and 16 keys, and 2
+    // steps of V by 8 loads.
+    assert_eq!(counters.load_matrix, 4 * 16 * (8 * (2 + 2) + 2 * 8));
+    assert_eq!((counters.load_matrix_bank_conflicts, counters.shared_bank_conflicts), (0, 0));
+}
+
 /// 80 states of a row do not fit the shared memory of the widest head, 44 of them on `sm_80` and 73 on `sm_90a`: the
 /// rounds of a fold add up.
 #[test]
@@ -231,7 +306,7 @@ fn a_row_of_more_pieces_than_fit_is_folded_in_rounds() {
         let config = AttentionConfig::new(1, 1, 512, 64);
         let case = Case { config, query_lens: vec![2], kv_lens: vec![kv_len], seeds: vec![0], ..paged(64, LAYOUTS[0]) };
         let mut fixture = Fixture::new(&case);
-        let mut plan = forced_split(&case, &fixture.page_begin, 80, Teams::new(1, 3));
+        let mut plan = forced_split(&case, &fixture.page_begin, 80, Teams::new(1, 3), 0);
         let outputs = fixture.run(&Emulator::new(family, 1), &mut plan, Lse::Two);
         fixture.check(&outputs).unwrap();
     }

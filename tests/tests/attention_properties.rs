@@ -67,10 +67,11 @@ proptest! {
     #[test]
     fn any_plan_of_any_batch_is_the_oracle_s_answer(
         case in batches(5, 20, 300, &[64, 80]), mode in modes(), blocks in 1u32..300, tile in 1u32..9, pieces in 1u32..9,
+        tall in 0u32..4,
     ) {
         let mut fixture = Fixture::new(&case);
-        let target = Target::new(blocks, 16 * tile);
-        let by_hand = forced_split(&case, &fixture.page_begin, pieces, Teams::new(case.config.kv_heads, blocks));
+        let target = Target::new(blocks, 16 * tile).with_tall_rows(32 * tall);
+        let by_hand = forced_split(&case, &fixture.page_begin, pieces, Teams::new(case.config.kv_heads, blocks), 32 * tall);
         for mut plan in [planned(&case, &fixture.page_begin, target, mode), by_hand] {
             let outputs = fixture.run(&Cpu, &mut plan, Lse::E);
             prop_assert_eq!(fixture.check(&outputs), Ok(()));
@@ -89,8 +90,8 @@ proptest! {
         let family = if hopper { Family::Sm90a } else { Family::Sm80 };
         let tile = AttendTile::new(case.config.head_dim, family).unwrap();
         let mut fixture = Fixture::new(&case);
-        let target = Target::new(blocks, tile.tile_tokens());
-        let by_hand = forced_split(&case, &fixture.page_begin, pieces, target.teams(case.config.kv_heads));
+        let target = Target::new(blocks, tile.tile_tokens()).with_tall_rows(tile.tall_rows());
+        let by_hand = forced_split(&case, &fixture.page_begin, pieces, target.teams(case.config.kv_heads), tile.tall_rows());
         for mut plan in [planned(&case, &fixture.page_begin, target, mode), by_hand] {
             let outputs = fixture.run(&Emulator::new(family, seed), &mut plan, Lse::E);
             prop_assert_eq!(fixture.check(&outputs), Ok(()));

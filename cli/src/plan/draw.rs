@@ -13,8 +13,10 @@ use std::collections::BTreeMap;
 pub struct Block {
     /// Index of the request in the batch; decides the colour.
     pub request: u32,
-    /// Its length: tiles of KV read.
-    pub tiles: u32,
+    /// Its length, in tiles of KV that a short item reads.
+    pub tiles: f64,
+    /// What it costs besides.
+    pub blank_tiles: f64,
     /// Whether it writes a partial state.
     pub split: bool,
 }
@@ -27,8 +29,6 @@ pub struct Caption<'a> {
     pub subtitle: &'a str,
     /// KV lengths of the requests, for the tips under the pointer.
     pub kv_lens: &'a [u32],
-    /// What an item costs besides its tiles, in tiles.
-    pub item_cost_tiles: u64,
     /// Keys of a tile.
     pub tile_tokens: u32,
 }
@@ -48,11 +48,11 @@ const LANES_HEIGHT: f64 = 560.0;
 pub fn schedule(lanes: &[Vec<Block>], caption: &Caption) -> String {
     let lane_height = (LANES_HEIGHT / lanes.len().max(1) as f64).clamp(2.0, 28.0);
     let lanes_height = lane_height * lanes.len() as f64;
-    let ends: Vec<u64> =
-        lanes.iter().map(|lane| lane.iter().map(|block| block.tiles as u64 + caption.item_cost_tiles).sum()).collect();
-    let makespan = ends.iter().copied().max().unwrap_or(0);
-    let fair_share = ends.iter().sum::<u64>() as f64 / lanes.len().max(1) as f64;
-    let scale = (WIDTH - LEFT - RIGHT) / (makespan.max(1) as f64 * 1.02);
+    let ends: Vec<f64> =
+        lanes.iter().map(|lane| lane.iter().map(|block| block.tiles + block.blank_tiles).sum()).collect();
+    let makespan = ends.iter().copied().fold(0.0, f64::max);
+    let fair_share = ends.iter().sum::<f64>() / lanes.len().max(1) as f64;
+    let scale = (WIDTH - LEFT - RIGHT) / (makespan.max(1.0) * 1.02);
     let bottom = TOP + lanes_height;
     let x_of = |tiles: f64| LEFT + tiles * scale;
 
@@ -64,15 +64,15 @@ pub fn schedule(lanes: &[Vec<Block>], caption: &Caption) -> String {
     svg.text(LEFT, 26.0, 17.0, Anchor::Start, INK, caption.title);
     svg.text(LEFT, 46.0, 13.0, Anchor::Start, FAINT, caption.subtitle);
 
-    let step = tick_step(makespan);
-    for tick in (0..=makespan).step_by(step as usize) {
+    let step = tick_step(makespan.ceil() as u64);
+    for tick in (0..=makespan as u64).step_by(step as usize) {
         let x = x_of(tick as f64);
         svg.line([x, TOP], [x, bottom + 5.0], "#dddddd", 1.0, "");
         svg.text(x, bottom + 20.0, 12.0, Anchor::Middle, FAINT, &thousands(tick));
     }
     let axis = format!(
-        "load of a team's queue in tiles of {} keys; an item costs {} more than its tiles",
-        caption.tile_tokens, caption.item_cost_tiles
+        "load of a team's queue, in tiles of {} keys and up to 16 rows; a blank is what an item costs besides",
+        caption.tile_tokens
     );
     svg.text(LEFT, bottom + 38.0, 12.0, Anchor::Start, FAINT, &axis);
 
@@ -81,17 +81,17 @@ pub fn schedule(lanes: &[Vec<Block>], caption: &Caption) -> String {
     let mut split = Vec::new();
     for (lane, blocks) in lanes.iter().enumerate() {
         let y = TOP + lane as f64 * lane_height;
-        let mut tiles = 0;
+        let mut tiles = 0.0;
         for block in blocks {
-            let width = block.tiles as f64 * scale;
+            let width = block.tiles * scale;
             // A hairline between neighbours, which a block too thin to spare it goes without.
             let seam = if width > 4.0 { 0.6 } else { 0.0 };
-            let rect = [x_of(tiles as f64), y, width - seam, lane_height - gap];
+            let rect = [x_of(tiles), y, width - seam, lane_height - gap];
             requests.entry(block.request).or_default().push(rect);
             if block.split {
                 split.push(rect);
             }
-            tiles += block.tiles as u64 + caption.item_cost_tiles;
+            tiles += block.tiles + block.blank_tiles;
         }
     }
     for (&request, rects) in &requests {
@@ -112,11 +112,11 @@ pub fn schedule(lanes: &[Vec<Block>], caption: &Caption) -> String {
     svg.text(LEFT - 8.0, TOP - 8.0, 11.0, Anchor::End, FAINT, "team");
 
     let fair_x = x_of(fair_share);
-    let end_x = x_of(makespan as f64);
+    let end_x = x_of(makespan);
     svg.line([fair_x, TOP - 6.0], [fair_x, bottom], INK, 1.5, "5 3");
     svg.line([end_x, TOP - 6.0], [end_x, bottom], MAKESPAN, 1.5, "");
     let fair_text = format!("fair share {}", decimal(fair_share));
-    let end_text = format!("makespan {}", thousands(makespan));
+    let end_text = format!("makespan {}", decimal(makespan));
     svg.text(end_x, TOP - 10.0, 12.0, Anchor::End, MAKESPAN, &end_text);
     // 130 px hold the makespan's label; nearer than that, the fair share's goes to its left.
     let (x, anchor) = if end_x - fair_x > 260.0 {
@@ -176,7 +176,11 @@ pub fn thousands(number: u64) -> String {
     text
 }
 
+/// With a digit after the point, unless it is 0.
 fn decimal(number: f64) -> String {
+    if number.fract() == 0.0 {
+        return thousands(number as u64);
+    }
     format!("{}.{}", thousands((number * 10.0).round() as u64 / 10), (number * 10.0).round() as u64 % 10)
 }
 
@@ -199,6 +203,7 @@ mod tests {
         assert_eq!(thousands(1_234_567), "1,234,567");
         assert_eq!(decimal(1234.56), "1,234.6");
         assert_eq!(decimal(0.96), "1.0");
+        assert_eq!(decimal(12.0), "12");
     }
 
     #[test]
@@ -209,10 +214,9 @@ mod tests {
 
     #[test]
     fn every_block_is_drawn_once_and_split_ones_are_hatched() {
-        let block = |request, tiles, split| Block { request, tiles, split };
-        let lanes = vec![vec![block(0, 4, false), block(1, 6, true)], vec![block(1, 6, true)], vec![]];
-        let caption =
-            Caption { title: "a & b", subtitle: "", kv_lens: &[250, 700], item_cost_tiles: 2, tile_tokens: 64 };
+        let block = |request, tiles, split| Block { request, tiles, blank_tiles: 2.0, split };
+        let lanes = vec![vec![block(0, 4.0, false), block(1, 6.0, true)], vec![block(1, 6.0, true)], vec![]];
+        let caption = Caption { title: "a & b", subtitle: "", kv_lens: &[250, 700], tile_tokens: 64 };
         let document = schedule(&lanes, &caption);
         let rectangles = |tip: &str| {
             let line = document.lines().find(|line| line.contains(tip)).unwrap();
@@ -229,7 +233,7 @@ mod tests {
 
     #[test]
     fn an_empty_schedule_is_a_picture_too() {
-        let caption = Caption { title: "", subtitle: "", kv_lens: &[], item_cost_tiles: 2, tile_tokens: 64 };
+        let caption = Caption { title: "", subtitle: "", kv_lens: &[], tile_tokens: 64 };
         for lanes in [vec![], vec![vec![]; 3]] {
             assert!(schedule(&lanes, &caption).ends_with("</svg>\n"));
         }

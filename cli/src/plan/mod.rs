@@ -11,7 +11,7 @@ use draw::{Block, Caption, thousands};
 use kernels_gpu::abi::plan::WorkItem;
 use kernels_gpu::abi::tile::{AttendTile, Family};
 use kv_lens::KvLens;
-use oxattn::plan::ITEM_COST_TILES;
+use oxattn::plan::{Cost, TILE_COST};
 use oxattn::{Limits, PageTable, PageTableError, Plan, PlanError, Planner, QueryLengths, SplitMode, Target};
 use std::path::PathBuf;
 
@@ -122,17 +122,14 @@ fn page_indptr(kv_lens: &[u32], page_size_tokens: u32) -> Result<Vec<u32>, PlanC
 /// The plan's queues, drawn.
 fn picture(plan: &Plan, kv_lens: &[u32]) -> String {
     let tile_tokens = plan.target().tile_tokens;
-    let lanes: Vec<Vec<Block>> = plan
-        .queues()
-        .map(|items| {
-            let block = |item: &WorkItem| Block {
-                request: item.request,
-                tiles: (item.kv_end_tokens - item.kv_begin_tokens).div_ceil(tile_tokens),
-                split: item.pieces > 1,
-            };
-            items.iter().map(block).collect()
-        })
-        .collect();
+    let tiles = |cost: u64| cost as f64 / TILE_COST as f64;
+    let block = |(item, cost): (&WorkItem, Cost)| Block {
+        request: item.request,
+        tiles: tiles(cost.of(plan.tiles(item)) - cost.item),
+        blank_tiles: tiles(cost.item),
+        split: item.pieces > 1,
+    };
+    let lanes: Vec<Vec<Block>> = plan.costs().map(|items| items.map(block).collect()).collect();
     let config = plan.config();
     let explain = plan.explain();
     let title = format!(
@@ -153,8 +150,7 @@ fn picture(plan: &Plan, kv_lens: &[u32]) -> String {
         thousands(explain.units),
         100.0 * explain.balance.efficiency()
     );
-    let caption =
-        Caption { title: &title, subtitle: &subtitle, kv_lens, item_cost_tiles: ITEM_COST_TILES, tile_tokens };
+    let caption = Caption { title: &title, subtitle: &subtitle, kv_lens, tile_tokens };
     draw::schedule(&lanes, &caption)
 }
 

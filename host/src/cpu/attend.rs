@@ -39,8 +39,9 @@ pub unsafe fn attend(
 ) {
     let launch = Launch { parameters, head_dim: head_dim as usize, dtype, variant };
     // SAFETY: the caller's. The queues lie end to end, so their items are one range.
-    let (first, end) =
-        unsafe { (read::<u32>(parameters.queue_begin, 0), read::<u32>(parameters.queue_begin, header.teams as usize)) };
+    let (first, end) = unsafe {
+        (read::<u32>(parameters.queue_begin, 0), read::<u32>(parameters.queue_begin, 2 * header.teams as usize))
+    };
     let run = attend_item_for_this_host();
     let heads = parameters.kv_heads as usize;
     // SAFETY: the caller's.

@@ -18,7 +18,7 @@ pub unsafe fn check_page_ids(parameters: &CheckPageIdsParameters) {
     let mut report = FINE;
     // SAFETY: the caller's.
     unsafe {
-        let items = read::<u32>(parameters.queue_begin, parameters.teams as usize);
+        let items = read::<u32>(parameters.queue_begin, 2 * parameters.teams as usize);
         for item in (0..items as usize).map(|item| read::<WorkItem>(parameters.items, item)) {
             for page in item.first_read_pages(page_size, group, parameters.keys_after) {
                 let index = (item.page_begin + page) as u64;

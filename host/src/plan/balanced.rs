@@ -12,23 +12,15 @@
 //! [`Loads`] rounds.
 
 use super::batch::Batch;
+use super::cost::{Cost, TILE_COST};
 use super::loads::Loads;
 use super::queues::Piece;
-
-/// Fixed cost of an item in tiles. The kernel's pipeline does not drain between items; what remains is the fold of
-/// the warps' states and the output row, with two barriers.
-pub const ITEM_COST_TILES: u64 = 1;
-
-/// Shortest piece a unit is cut into, in tiles: below it the partial states cost more than the balance gains.
-pub const MIN_PIECE_TILES: u32 = 2;
 
 /// Nothing is cut, and nothing need be folded, where dealing alone keeps every queue within 1/25 of its share.
 const UNCUT_SLACK: u64 = 25;
 
 /// Where something must be cut, a queue may still pass its share by 1/100, or by less than a piece, to save a cut.
 const CUT_SLACK: u64 = 100;
-
-const SHORTEST_PIECE_COST: u64 = ITEM_COST_TILES + MIN_PIECE_TILES as u64;
 
 /// Even shares may cost this part of the pieces more; each piece is a partial state to write and to fold.
 const EVEN_SHARES_COST: usize = 16;
@@ -41,10 +33,10 @@ const EVEN_SHARES_MOST_PIECES: usize = 4;
 /// 137.6 us with 193 pieces on 132 queues, 134.2 with 128; but 16x8192 of 4 rows of 128 is 1% slower for it.
 const SINGLE_PIECE_SLACK: u64 = 32;
 
-/// Deals the batch; returns the share in tiles.
+/// Deals the batch; returns the share.
 pub(super) fn deal(batch: &Batch, pieces: &mut Vec<Piece>, loads: &mut Loads) -> u64 {
     let teams = batch.teams as u64;
-    let share = batch.totals().cost_tiles.div_ceil(teams).max(SHORTEST_PIECE_COST);
+    let share = whole_tiles(batch.totals().cost.div_ceil(teams)).max(Cost::SHORT.shortest());
     let uncut = Bounds { cut_at: 0, lower_shares: 0, limit: share + share / UNCUT_SLACK };
     if deal_within(batch, uncut, pieces, loads) == 0 {
         return share;
@@ -55,7 +47,7 @@ pub(super) fn deal(batch: &Batch, pieces: &mut Vec<Piece>, loads: &mut Loads) ->
         return equal;
     }
     if batch.folds_are_long && (queues + 1..2 * queues).contains(&pieces.len()) {
-        for larger in equal + 1..=equal + equal / SINGLE_PIECE_SLACK {
+        for larger in (equal..=equal + equal / SINGLE_PIECE_SLACK).step_by(TILE_COST as usize).skip(1) {
             let share = cut(batch, larger, Shares::Equal, pieces, loads);
             if pieces.len() <= queues {
                 return share;
@@ -67,6 +59,11 @@ pub(super) fn deal(batch: &Batch, pieces: &mut Vec<Piece>, loads: &mut Loads) ->
         return even;
     }
     cut(batch, share, Shares::Equal, pieces, loads)
+}
+
+/// A cost rounded up to what a number of short tiles costs.
+fn whole_tiles(cost: u64) -> u64 {
+    cost.next_multiple_of(TILE_COST)
 }
 
 /// How whole tiles make shares.
@@ -83,15 +80,18 @@ fn cut(batch: &Batch, share: u64, shares: Shares, pieces: &mut Vec<Piece>, loads
     let teams = batch.teams as u64;
     let mut room = match shares {
         Shares::Equal => share * teams,
-        Shares::Even => batch.totals().cost_tiles.max(SHORTEST_PIECE_COST * teams),
+        Shares::Even => batch.totals().cost.max(Cost::SHORT.shortest() * teams),
     };
+    // What stays whole past the share, and so what a cut leaves over at least, is a tile short of the shortest piece.
+    let slack = |cost: Cost| (cost.shortest_tiles - 1) as u64 * cost.tile;
+    let slack = if batch.totals().tall_units > 0 { slack(Cost::FULL) } else { slack(Cost::SHORT) };
     loop {
         if shares == Shares::Equal {
-            room = room.next_multiple_of(teams);
+            room = room.next_multiple_of(TILE_COST * teams);
         }
-        let share = room.div_ceil(teams);
-        let limit = share + (share / CUT_SLACK).max(MIN_PIECE_TILES as u64 - 1);
-        let bounds = Bounds { cut_at: share, lower_shares: share * teams - room, limit };
+        let share = whole_tiles(room.div_ceil(teams));
+        let limit = share + (share / CUT_SLACK).max(slack);
+        let bounds = Bounds { cut_at: share, lower_shares: (share * teams - room) / TILE_COST, limit };
         let left_over = deal_within(batch, bounds, pieces, loads);
         if left_over == 0 {
             return share;
@@ -114,7 +114,7 @@ struct Bounds {
 /// Deals what fits; returns the cost that does not, 0 if all does.
 fn deal_within(batch: &Batch, bounds: Bounds, pieces: &mut Vec<Piece>, loads: &mut Loads) -> u64 {
     let Bounds { cut_at, lower_shares, limit } = bounds;
-    let mut left = batch.totals().cost_tiles;
+    let mut left = batch.totals().cost;
     loads.restart(limit);
     pieces.clear();
     for request in batch.requests() {
@@ -122,22 +122,23 @@ fn deal_within(batch: &Batch, bounds: Bounds, pieces: &mut Vec<Piece>, loads: &m
             let mut begin = 0;
             loop {
                 let (queue, load) = loads.least();
+                let Cost { tile: tile_cost, item: item_cost, shortest_tiles } = tile.cost;
                 let mut tiles = tile.tiles - begin;
-                if load + tiles as u64 + ITEM_COST_TILES > limit {
-                    let lower = u64::from((queue as u64) < lower_shares);
-                    let room = cut_at.saturating_sub(lower + load + ITEM_COST_TILES).min(u32::MAX as u64) as u32;
-                    if room < MIN_PIECE_TILES {
+                if load + tile.cost.of(tiles) > limit {
+                    let lower = if (queue as u64) < lower_shares { TILE_COST } else { 0 };
+                    let room = cut_at.saturating_sub(lower + load + item_cost) / tile_cost;
+                    if room < shortest_tiles as u64 {
                         return left;
                     }
                     // The unit passes more than the slack, so the rest is not too short for a piece.
-                    tiles = room;
-                    left += ITEM_COST_TILES;
+                    tiles = room.min(u32::MAX as u64) as u32;
+                    left += item_cost;
                 }
-                let cost = tiles as u64 + ITEM_COST_TILES;
+                let cost = tile.cost.of(tiles);
                 loads.add(queue, cost);
                 left -= cost;
                 begin += tiles;
-                pieces.push(Piece { queue, end_tiles: begin });
+                pieces.push(Piece::new(queue, &tile, begin));
                 if begin == tile.tiles {
                     break;
                 }

@@ -6,9 +6,9 @@
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::tile::ATTEND_TILE_ROWS;
 
-use super::balanced::ITEM_COST_TILES;
+use super::cost::Cost;
 use super::spread::PieceRule;
-use super::{Limits, PlanError, Target, Totals};
+use super::{Limits, PlanError, SplitMode, Target, Totals};
 use crate::config::AttentionConfig;
 use crate::page_table::{Lengths, PageTable, Pages, QueryLengths};
 
@@ -32,11 +32,13 @@ pub(super) struct Request {
     pub piece_tiles: u32,
 }
 
-/// Up to 16 packed rows of a request, for every KV head.
+/// Some packed rows of a request, for every KV head: up to 16, or many more where it is tall.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RowTile {
     pub row_begin: u32,
     pub rows: u32,
+    pub is_tall: bool,
+    pub cost: Cost,
     /// Tile of the first key that a row of the tile sees.
     pub first_tile: u32,
     /// One past the last key that a row of the tile sees.
@@ -72,6 +74,10 @@ pub(super) struct Batch {
     causal: bool,
     window: Option<Window>,
     rule: PieceRule,
+    /// Packed rows of a tall row tile; 0 where there are none.
+    tall_rows: u32,
+    /// Packed rows up to which a row tile is short.
+    short_rows: u32,
     /// Full length; the first `occupied` hold the batch.
     requests: Vec<Request>,
     occupied: usize,
@@ -80,7 +86,9 @@ pub(super) struct Batch {
 
 impl Batch {
     /// Room for `max_requests` requests that have query tokens.
-    pub fn new(config: &AttentionConfig, target: Target, rule: PieceRule, max_requests: u32) -> Batch {
+    pub fn new(config: &AttentionConfig, target: Target, mode: SplitMode, max_requests: u32) -> Batch {
+        // Tall and short items add up in different orders, so where no chunking may show, all are of one kind.
+        let is_one_kind = target.tall_rows > 0 && matches!(mode, SplitMode::FixedSplit { .. });
         let nonzero = |n: u32| Divisor::new(n).expect("checked: 1 to 2^31");
         Batch {
             heads: config.kv_heads,
@@ -90,7 +98,9 @@ impl Batch {
             folds_are_long: config.group().min(ATTEND_TILE_ROWS) * config.head_dim >= LONG_STATE_ELEMENTS,
             causal: config.causal,
             window: Window::new(config),
-            rule,
+            rule: PieceRule::new(config, target, mode),
+            tall_rows: target.tall_rows,
+            short_rows: if is_one_kind { 0 } else { ATTEND_TILE_ROWS },
             requests: vec![Request::default(); max_requests as usize],
             occupied: 0,
             totals: Totals::default(),
@@ -151,14 +161,13 @@ impl Batch {
         page_begin: impl Fn(usize) -> u32,
         query: impl Fn(usize) -> (u32, u32),
     ) {
-        let (rule, group) = (self.rule, self.group);
         let scale = ((BUCKETS as u64) << 32) / (self.tiles(longest) as u64 + 1);
         let bucket = |piece_tiles: u32| BUCKETS - 1 - ((piece_tiles as u64 * scale) >> 32) as usize % BUCKETS;
         let mut place = [0u32; BUCKETS];
         for (index, &kv_len) in kv_lens.iter().enumerate() {
             let (_, query_len) = query(index);
             if query_len > 0 {
-                place[bucket(rule.piece_tiles(query_len, group, self.most_tiles(query_len, kv_len)))] += 1;
+                place[bucket(self.piece_tiles(query_len, self.most_tiles(query_len, kv_len)))] += 1;
             }
         }
         let mut occupied = 0;
@@ -174,28 +183,29 @@ impl Batch {
                 continue;
             }
             let tiles = self.most_tiles(query_len, kv_len);
-            let piece_tiles = rule.piece_tiles(query_len, group, tiles);
+            let piece_tiles = self.piece_tiles(query_len, tiles);
             let page_begin = page_begin(index);
             let request =
                 Request { index: index as u32, query_begin, query_len, kv_len, page_begin, tiles, piece_tiles };
-            if query_len * group.get() <= ATTEND_TILE_ROWS && self.window.is_none() {
+            if query_len * self.group.get() <= self.short_rows && self.window.is_none() {
                 totals.units += 1;
-                totals.cost_tiles += tiles as u64;
+                totals.cost += Cost::SHORT.of(tiles);
                 totals.longest_unit_tiles = totals.longest_unit_tiles.max(tiles);
+                totals.costliest_piece = totals.costliest_piece.max(Cost::SHORT.of(piece_tiles));
             } else {
                 for tile in self.row_tiles(&request) {
                     totals.units += 1;
-                    totals.cost_tiles += tile.tiles as u64;
+                    totals.tall_units += u64::from(tile.is_tall);
+                    totals.cost += tile.cost.of(tile.tiles);
                     totals.longest_unit_tiles = totals.longest_unit_tiles.max(tile.tiles);
+                    totals.costliest_piece = totals.costliest_piece.max(tile.cost.of(piece_tiles));
                 }
             }
             totals.max_query_len_tokens = totals.max_query_len_tokens.max(query_len);
-            totals.longest_piece_tiles = totals.longest_piece_tiles.max(piece_tiles);
             let place = &mut place[bucket(piece_tiles)];
             self.requests[*place as usize] = request;
             *place += 1;
         }
-        totals.cost_tiles += totals.units * ITEM_COST_TILES;
         self.totals = totals;
     }
 
@@ -209,12 +219,26 @@ impl Batch {
         if tokens == 0 { 0 } else { self.tile_tokens.divide(tokens - 1).0 + 1 }
     }
 
+    /// Packed rows of the row tiles of a request, but for the last.
+    #[inline(always)]
+    fn tile_rows(&self, packed_rows: u32) -> u32 {
+        if packed_rows <= self.short_rows || self.tall_rows == 0 { ATTEND_TILE_ROWS } else { self.tall_rows }
+    }
+
+    /// Tiles of a piece of any unit of a request, by rule.
+    #[inline(always)]
+    fn piece_tiles(&self, query_len: u32, tiles: u32) -> u32 {
+        let packed_rows = query_len * self.group.get();
+        self.rule.piece_tiles(|| packed_rows.div_ceil(self.tile_rows(packed_rows)), tiles)
+    }
+
     /// Tiles that a row tile of a request has at most.
     fn most_tiles(&self, query_len: u32, kv_len: u32) -> u32 {
         let tiles = self.tiles(kv_len);
         let Some(Window { left, right }) = self.window else { return tiles };
-        // 16 rows are those of so many tokens, and their keys begin anywhere in a tile.
-        let tokens = query_len.min((ATTEND_TILE_ROWS - 1).div_ceil(self.group.get()) + 1) as i64;
+        // The rows are those of so many tokens, and their keys begin anywhere in a tile.
+        let rows = self.tile_rows(query_len * self.group.get());
+        let tokens = query_len.min((rows - 1).div_ceil(self.group.get()) + 1) as i64;
         let tile_tokens = self.tile_tokens.get() as i64;
         ((left + right + tokens + tile_tokens - 2) / tile_tokens + 1).min(tiles as i64) as u32
     }
@@ -231,20 +255,23 @@ impl Batch {
     #[inline(always)]
     pub fn row_tiles<'a>(&'a self, request: &'a Request) -> impl ExactSizeIterator<Item = RowTile> + use<'a> {
         let packed_rows = request.query_len * self.group.get();
-        (0..packed_rows.div_ceil(ATTEND_TILE_ROWS)).rev().map(move |tile| self.row_tile(request, packed_rows, tile))
+        let tile_rows = self.tile_rows(packed_rows);
+        let tiles = packed_rows.div_ceil(tile_rows);
+        (0..tiles).rev().map(move |tile| self.row_tile(request, packed_rows, tile_rows, tile))
     }
 
     /// A request's row tile, if it has but one.
     #[inline(always)]
     pub fn only_row_tile(&self, request: &Request) -> Option<RowTile> {
         let packed_rows = request.query_len * self.group.get();
-        (packed_rows <= ATTEND_TILE_ROWS).then(|| self.row_tile(request, packed_rows, 0))
+        let tile_rows = self.tile_rows(packed_rows);
+        (packed_rows <= tile_rows).then(|| self.row_tile(request, packed_rows, tile_rows, 0))
     }
 
     #[inline(always)]
-    fn row_tile(&self, request: &Request, packed_rows: u32, tile: u32) -> RowTile {
-        let row_begin = tile * ATTEND_TILE_ROWS;
-        let row_end = packed_rows.min(row_begin + ATTEND_TILE_ROWS);
+    fn row_tile(&self, request: &Request, packed_rows: u32, tile_rows: u32, tile: u32) -> RowTile {
+        let row_begin = tile * tile_rows;
+        let row_end = packed_rows.min(row_begin + tile_rows);
         let (first_tile, kv_end, tiles) = if let Some(window) = self.window {
             let (first_tile, kv_end) = self.windowed(window, request, row_begin, row_end);
             (first_tile, kv_end, self.tiles(kv_end) - first_tile)
@@ -255,7 +282,10 @@ impl Batch {
         } else {
             (0, request.kv_len, request.tiles)
         };
-        RowTile { row_begin, rows: row_end - row_begin, first_tile, kv_end, tiles }
+        let rows = row_end - row_begin;
+        let is_tall = self.tall_rows > 0 && rows > self.short_rows;
+        let cost = Cost::new(is_tall, rows, self.tall_rows);
+        RowTile { row_begin, rows, is_tall, cost, first_tile, kv_end, tiles }
     }
 
     /// What piece ends of units are multiples of, counted from key 0, where the mode wants that.

@@ -5,26 +5,26 @@ use std::fmt;
 use kernels_gpu::abi::plan::WorkItem;
 use kernels_gpu::abi::tile::{ATTEND_TILE_ROWS, Teams};
 
-use super::balanced::ITEM_COST_TILES;
+use super::cost::{Cost, TILE_COST};
 use super::{Plan, SplitMode};
 
-/// How even the queues are. A load is in tiles: an item costs its tiles and [`ITEM_COST_TILES`].
+/// How even the queues are. A load is the sum of its items' [`Cost`], in tiles of short items.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Balance {
     /// Load of each queue.
-    pub queue_loads: Vec<u64>,
+    pub queue_loads: Vec<f64>,
     /// Smallest load.
-    pub min: u64,
+    pub min: f64,
     /// Mean load.
     pub mean: f64,
     /// Largest load: the plan's predicted time in tiles.
-    pub max: u64,
+    pub max: f64,
 }
 
 impl Balance {
     /// Part of the queues' time that is work: mean over largest load, 1 for an empty plan.
     pub fn efficiency(&self) -> f64 {
-        if self.max == 0 { 1.0 } else { self.mean / self.max as f64 }
+        if self.max == 0.0 { 1.0 } else { self.mean / self.max }
     }
 }
 
@@ -32,8 +32,8 @@ impl Balance {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Explain {
-    /// Packed query rows of a tile.
-    pub tile_rows: u32,
+    /// Packed query rows of a short item, and of a tall one, at most; 0 where there are no tall ones.
+    pub tile_rows: [u32; 2],
     /// Keys of a tile.
     pub tile_tokens: u32,
     /// How units were cut.
@@ -46,14 +46,16 @@ pub struct Explain {
     pub kv_tokens: u64,
     /// (Request, row tile) pairs, each for all KV heads.
     pub units: u64,
+    /// Units that are tall: their many rows take longer to compute than their keys to arrive.
+    pub tall_units: u64,
     /// Units cut in two or more pieces.
     pub cut_units: u64,
     /// Most pieces of one unit.
     pub most_pieces: u32,
     /// Tiles of the longest unit.
     pub longest_unit_tiles: u32,
-    /// Load the planner aimed at for a queue.
-    pub share_tiles: u64,
+    /// Load the planner aimed at for a queue, in tiles of short items.
+    pub share_tiles: f64,
     /// Work items.
     pub items: u32,
     /// Teams of blocks, blocks of a team, and KV heads a block takes one after another.
@@ -82,19 +84,12 @@ pub(super) fn keys(item: &WorkItem) -> u64 {
 impl Plan {
     /// The load of each queue.
     pub fn balance(&self) -> Balance {
-        let queue_loads: Vec<u64> = self
-            .queues()
-            .map(|items| {
-                let tiles = |item: &WorkItem| {
-                    (item.kv_end_tokens - item.kv_begin_tokens).div_ceil(self.target.tile_tokens) as u64
-                };
-                items.iter().map(|item| tiles(item) + ITEM_COST_TILES).sum()
-            })
-            .collect();
+        let load = |(item, cost): (&WorkItem, Cost)| cost.of(self.tiles(item)) as f64 / TILE_COST as f64;
+        let queue_loads: Vec<f64> = self.costs().map(|items| items.map(load).sum()).collect();
         Balance {
-            min: queue_loads.iter().copied().min().unwrap_or(0),
-            max: queue_loads.iter().copied().max().unwrap_or(0),
-            mean: queue_loads.iter().sum::<u64>() as f64 / queue_loads.len().max(1) as f64,
+            min: queue_loads.iter().copied().reduce(f64::min).unwrap_or(0.0),
+            max: queue_loads.iter().copied().fold(0.0, f64::max),
+            mean: queue_loads.iter().sum::<f64>() / queue_loads.len().max(1) as f64,
             queue_loads,
         }
     }
@@ -111,17 +106,18 @@ impl Plan {
             most_pieces = most_pieces.max(item.pieces);
         }
         Explain {
-            tile_rows: ATTEND_TILE_ROWS,
+            tile_rows: [ATTEND_TILE_ROWS, self.target.tall_rows],
             tile_tokens: self.target.tile_tokens,
             mode: self.mode,
             requests: self.totals.requests,
             query_tokens: self.totals.query_tokens,
             kv_tokens: self.totals.kv_tokens,
             units: self.totals.units,
+            tall_units: self.totals.tall_units,
             cut_units,
             most_pieces,
             longest_unit_tiles: self.totals.longest_unit_tiles,
-            share_tiles: self.totals.share_tiles,
+            share_tiles: self.totals.share as f64 / TILE_COST as f64,
             items: self.header.items,
             teams: self.target.teams(self.config.kv_heads),
             partial_rows: self.header.partial_rows,
@@ -160,8 +156,16 @@ impl fmt::Display for Explain {
             "batch     {} requests, {} query tokens, {} keys",
             self.requests, self.query_tokens, self.kv_tokens
         )?;
-        writeln!(f, "tile      {} packed query rows x {} keys", self.tile_rows, self.tile_tokens)?;
-        writeln!(f, "units     {} (request, row tile), the longest {} tiles", self.units, self.longest_unit_tiles)?;
+        let [short, tall] = self.tile_rows;
+        match tall {
+            0 => writeln!(f, "tile      {short} packed query rows x {} keys", self.tile_tokens)?,
+            _ => writeln!(f, "tile      {short} or {tall} packed query rows x {} keys", self.tile_tokens)?,
+        }
+        writeln!(
+            f,
+            "units     {} (request, row tile), {} tall, the longest {} tiles",
+            self.units, self.tall_units, self.longest_unit_tiles
+        )?;
         writeln!(f, "items     {}; {} units cut, in at most {} pieces", self.items, self.cut_units, self.most_pieces)?;
         writeln!(f, "why       {}", self.why())?;
         writeln!(

@@ -7,7 +7,8 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use kernels_gpu::abi::plan::{MaskRequest, PlanHeader, WorkItem};
 use kernels_gpu::abi::tile::ATTEND_TILE_ROWS;
 
-use super::{Limits, PlanError, SplitMode, Target, balanced, spread};
+use super::cost::Cost;
+use super::{Limits, PlanError, SplitMode, Target, spread};
 use crate::config::AttentionConfig;
 use crate::page_table::MAX_KV_LEN_TOKENS;
 use crate::workspace::{OFFSET_ALIGNMENT_BYTES, WorkspaceLayout};
@@ -28,7 +29,7 @@ fn capacity(config: &AttentionConfig, target: Target, mode: SplitMode, limits: &
     let occupied = requests.min(tokens);
     let row_tiles =
         ((tokens * group + occupied * (rows_of_tile - 1)) / rows_of_tile).min(tokens * group.div_ceil(rows_of_tile));
-    let rows_of_tile = rows_of_tile.min(tokens * group);
+    let rows_of_tile = rows_of_tile.max(target.tall_rows as u128).min(tokens * group);
     let kv_tiles = limits.max_kv_len_tokens.div_ceil(target.tile_tokens) as u128;
     let uncut = Capacity { items: row_tiles, groups: 0, partial_rows: 0 };
     match mode {
@@ -36,7 +37,7 @@ fn capacity(config: &AttentionConfig, target: Target, mode: SplitMode, limits: &
         SplitMode::Balanced => {
             // A queue cuts at most one row tile, and `c` cuts of `n` row tiles make `c + n` pieces.
             let teams = target.teams(config.kv_heads).teams as u128;
-            let most_cuts = (kv_tiles / balanced::MIN_PIECE_TILES as u128).saturating_sub(1);
+            let most_cuts = (kv_tiles / Cost::SHORT.shortest_tiles as u128).saturating_sub(1);
             let cuts = teams.min(row_tiles * most_cuts);
             let cut = cuts.min(row_tiles);
             Capacity { items: row_tiles + cuts, groups: cut * heads, partial_rows: rows_of_tile * (cuts + cut) * heads }
@@ -106,7 +107,7 @@ pub(super) fn place(
     let teams = target.teams(config.kv_heads).teams as u64;
     let arrivals_offset_bytes = align(size_of::<PlanHeader>() as u64);
     let queue_begin_offset_bytes = align(arrivals_offset_bytes + 4 * max_groups);
-    let mask_requests_offset_bytes = align(queue_begin_offset_bytes + 4 * (teams + 1));
+    let mask_requests_offset_bytes = align(queue_begin_offset_bytes + 4 * (2 * teams + 1));
     let mask_requests = if config.mask.is_some() { limits.max_requests as u64 } else { 0 };
     let items_offset_bytes = align(mask_requests_offset_bytes + size_of::<MaskRequest>() as u64 * mask_requests);
     let image_bytes = align(items_offset_bytes + size_of::<WorkItem>() as u64 * max_items);
@@ -156,7 +157,7 @@ impl Arrays {
 
     fn queue_begin_bytes(&self) -> std::ops::Range<usize> {
         let begin = self.layout.queue_begin_offset_bytes as usize;
-        begin..begin + 4 * (self.teams as usize + 1)
+        begin..begin + 4 * (2 * self.teams as usize + 1)
     }
 
     fn items_bytes(&self) -> std::ops::Range<usize> {

@@ -3,18 +3,19 @@
 //! In: a [`PageTable`], [`QueryLengths`] and an [`AttentionConfig`]; integers in host memory, no GPU. Out: a [`Plan`],
 //! one byte image in the layout of [`kernels_gpu::abi::plan`]. Invariant: every (query row, visible key) pair lies
 //! in exactly one item, and every query row is written by one direct item or by the pieces of one split. A *unit* is
-//! one row tile (up to 16 packed rows) of one request, with all keys any of its rows may see, for all KV heads;
-//! planning means cutting units along their keys and choosing a team of blocks for each piece.
+//! one row tile (up to 16 packed rows, or many of them where a request has more) of one request, with all keys any of its
+//! rows may see, for all KV heads; planning means cutting units along their keys and choosing a team of blocks for each piece.
 //!
 //! Teams run at once, each its own queue, and each team's blocks share the heads; so all queues should take equally
 //! long, and nothing else matters.
 //!
-//! The files in reading order: `batch` derives the units, `balanced` and `spread` decide their cuts and queues by the
+//! The files in reading order: `cost` says what units cost, `batch` derives them, `balanced` and `spread` decide their cuts and queues by the
 //! `loads` so far, `queues` spells the items, `masks` places each request's part of a mask, `layout` fixes the image's
 //! capacities and offsets, `explain` reports, `predict` says how long it will take.
 
 mod balanced;
 mod batch;
+mod cost;
 mod explain;
 mod layout;
 mod loads;
@@ -24,9 +25,9 @@ mod queues;
 mod spread;
 
 use kernels_gpu::abi::plan::{PLAN_MAGIC, PlanHeader, WorkItem};
-use kernels_gpu::abi::tile::{AttendTile, Teams};
+use kernels_gpu::abi::tile::{ATTEND_TILE_ROWS, AttendTile, Teams};
 
-pub use balanced::{ITEM_COST_TILES, MIN_PIECE_TILES};
+pub use cost::{Cost, TILE_COST};
 pub use explain::{Balance, Explain};
 
 use crate::config::{AttentionConfig, ConfigError};
@@ -36,7 +37,6 @@ use batch::Batch;
 use layout::Arrays;
 use loads::Loads;
 use queues::Piece;
-use spread::PieceRule;
 
 /// What the plan is for: how many blocks work at once, and in what steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,14 +46,21 @@ pub struct Target {
     pub blocks: u32,
     /// Keys of a tile, the step in which the kernel walks a range; cuts fall on multiples of it.
     pub tile_tokens: u32,
+    /// Packed rows of a tall item, at most; 0 where all items are short.
+    pub tall_rows: u32,
     /// What the device reads from its memory, where that is known: for predictions, never for a plan.
     pub read_gb_per_s: Option<u32>,
 }
 
 impl Target {
-    /// `blocks` blocks that walk tiles of `tile_tokens` keys.
+    /// `blocks` blocks that walk tiles of `tile_tokens` keys, with short items alone.
     pub const fn new(blocks: u32, tile_tokens: u32) -> Target {
-        Target { blocks, tile_tokens, read_gb_per_s: None }
+        Target { blocks, tile_tokens, tall_rows: 0, read_gb_per_s: None }
+    }
+
+    /// The same with tall items of up to `tall_rows` packed rows.
+    pub const fn with_tall_rows(self, tall_rows: u32) -> Target {
+        Target { tall_rows, ..self }
     }
 
     /// The same on a device that reads `read_gb_per_s` gigabytes a second; 0 if that is not known.
@@ -68,7 +75,8 @@ impl Target {
 
     /// The attend kernel of `tile` on a device with `multiprocessors`.
     pub const fn for_tile(multiprocessors: u32, tile: AttendTile) -> Target {
-        Target::new(multiprocessors.saturating_mul(tile.blocks_per_multiprocessor), tile.tile_tokens())
+        let blocks = multiprocessors.saturating_mul(tile.blocks_per_multiprocessor);
+        Target::new(blocks, tile.tile_tokens()).with_tall_rows(tile.tall_rows())
     }
 }
 
@@ -83,7 +91,8 @@ pub enum SplitMode {
     /// A unit has at most `max(1, 128 / kv_heads)` pieces.
     BatchInvariant,
     /// Cut at multiples of `tokens`, rounded up to whole tiles: results depend neither on the batch nor on how a
-    /// prompt was chunked. Short pieces of long requests need a large workspace.
+    /// prompt was chunked. For that all items are tall, so decoding is slower. Short pieces of long requests need a large
+    /// workspace.
     FixedSplit {
         /// Keys of a piece, at least 1.
         tokens: u32,
@@ -120,6 +129,14 @@ pub enum PlanError {
     Zero {
         /// The field.
         field: &'static str,
+    },
+    /// Tall items are made of blocks of rows.
+    #[error("target.tall_rows is {got}; it must be a multiple of {multiple_of}, or 0")]
+    TallRows {
+        /// The value given.
+        got: u32,
+        /// Rows of a block.
+        multiple_of: u32,
     },
     /// Limits for which indices or offsets would not fit the image.
     #[error("{field} is {got}; supported is at most {supported}; lower the limits or cut into fewer pieces")]
@@ -196,10 +213,14 @@ struct Totals {
     kv_tokens: u64,
     units: u64,
     longest_unit_tiles: u32,
-    longest_piece_tiles: u32,
+    /// The cost of the costliest piece by rule.
+    costliest_piece: u64,
+    /// Units that are tall.
+    tall_units: u64,
     /// Cost of all units, uncut.
-    cost_tiles: u64,
-    share_tiles: u64,
+    cost: u64,
+    /// What a queue should cost.
+    share: u64,
 }
 
 impl Planner {
@@ -214,6 +235,9 @@ impl Planner {
             if value == 0 {
                 return Err(PlanError::Zero { field });
             }
+        }
+        if !target.tall_rows.is_multiple_of(ATTEND_TILE_ROWS) {
+            return Err(PlanError::TallRows { got: target.tall_rows, multiple_of: ATTEND_TILE_ROWS });
         }
         if mode == (SplitMode::FixedSplit { tokens: 0 }) {
             return Err(PlanError::Zero { field: "FixedSplit tokens" });
@@ -242,7 +266,7 @@ impl Planner {
         };
         // A request without query tokens takes no room.
         let occupied = limits.max_requests.min(limits.max_query_tokens);
-        let batch = Batch::new(&config, target, PieceRule::new(&config, target, mode), occupied);
+        let batch = Batch::new(&config, target, mode, occupied);
         let pieces = Vec::with_capacity(layout.max_items as usize);
         Ok(Planner { limits, batch, pieces, loads: Loads::new(teams), plan })
     }
@@ -270,7 +294,7 @@ impl Planner {
         query.check_requests(table.requests())?;
         self.batch.gather(table, query, &self.limits)?;
 
-        let share_tiles = match self.plan.mode {
+        let share = match self.plan.mode {
             SplitMode::Balanced => balanced::deal(&self.batch, &mut self.pieces, &mut self.loads),
             _ => spread::deal(&self.batch, &mut self.pieces, &mut self.loads),
         };
@@ -291,7 +315,7 @@ impl Planner {
             ..plan.header
         };
         plan.arrays.set_header(plan.header);
-        plan.totals = Totals { share_tiles, ..self.batch.totals() };
+        plan.totals = Totals { share, ..self.batch.totals() };
         Ok(&self.plan)
     }
 
@@ -313,7 +337,7 @@ impl Plan {
         self.header
     }
 
-    /// First item of each queue, and the end of the last: `teams + 1` values.
+    /// First tall item and first short item of each queue, and the end of the last: `2 * teams + 1` values.
     pub fn queue_begin(&self) -> &[u32] {
         self.arrays.queue_begin()
     }
@@ -323,9 +347,25 @@ impl Plan {
         &self.arrays.items()[..self.header.items as usize]
     }
 
-    /// The work items of each team's queue.
+    /// The work items of each team's queue with what each costs.
+    pub fn costs(&self) -> impl Iterator<Item = impl Iterator<Item = (&WorkItem, Cost)>> {
+        self.queue_begin().windows(3).step_by(2).map(|begin| {
+            let cost = |item: u32| {
+                let rows = self.items()[item as usize].rows;
+                (&self.items()[item as usize], Cost::new(item < begin[1], rows, self.target.tall_rows))
+            };
+            (begin[0]..begin[2]).map(cost)
+        })
+    }
+
+    /// Tiles of an item.
+    pub fn tiles(&self, item: &WorkItem) -> u32 {
+        (item.kv_end_tokens - item.kv_begin_tokens).div_ceil(self.target.tile_tokens)
+    }
+
+    /// The work items of each team's queue: tall ones, then short ones.
     pub fn queues(&self) -> impl Iterator<Item = &[WorkItem]> {
-        self.queue_begin().windows(2).map(|range| &self.items()[range[0] as usize..range[1] as usize])
+        self.queue_begin().windows(3).step_by(2).map(|begin| &self.items()[begin[0] as usize..begin[2] as usize])
     }
 
     /// Counts the plans of one planner, from 1.

@@ -11,9 +11,18 @@ use super::batch::{Batch, Request, RowTile};
 /// Some tiles of a unit, from the end of the piece before it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
-    pub queue: u32,
+    /// `2 * queue` for a tall piece, one more for a short one.
+    run: u32,
     /// One past its last tile; the unit's last piece ends with the unit.
-    pub end_tiles: u32,
+    end_tiles: u32,
+}
+
+impl Piece {
+    /// The tiles of a row tile up to `end_tiles`, in a queue.
+    #[inline(always)]
+    pub fn new(queue: u32, tile: &RowTile, end_tiles: u32) -> Piece {
+        Piece { run: 2 * queue + u32::from(!tile.is_tall), end_tiles }
+    }
 }
 
 /// What the arrays hold.
@@ -23,11 +32,12 @@ pub(super) struct Written {
     pub partial_rows: u32,
 }
 
-/// Writes the queues. `queue_begin` has an entry more than there are queues.
+/// Writes the queues. `queue_begin` has two entries a queue, for its run of tall items and its run of short ones, and the
+/// end.
 pub(super) fn write(batch: &Batch, pieces: &[Piece], queue_begin: &mut [u32], items: &mut [WorkItem]) -> Written {
     queue_begin.fill(0);
     for piece in pieces {
-        queue_begin[piece.queue as usize + 1] += 1;
+        queue_begin[piece.run as usize + 1] += 1;
     }
     for i in 1..queue_begin.len() {
         queue_begin[i] += queue_begin[i - 1];
@@ -51,7 +61,7 @@ struct Writer<'a> {
     batch: &'a Batch,
     /// Those of the units to come.
     pieces: &'a [Piece],
-    /// A queue's entry serves as its cursor, and ends where the next queue begins.
+    /// A run's entry serves as its cursor, and ends where the next run begins.
     queue_begin: &'a mut [u32],
     items: &'a mut [WorkItem],
     written: Written,
@@ -75,7 +85,7 @@ impl Writer<'_> {
             group: 0,
         };
         if self.pieces[0].end_tiles == tile.tiles {
-            *self.next_item(self.pieces[0].queue) = whole;
+            *self.next_item(self.pieces[0].run) = whole;
             self.pieces = &self.pieces[1..];
             return;
         }
@@ -89,15 +99,15 @@ impl Writer<'_> {
         for piece in unit {
             let end_tiles = tile.first_tile.saturating_add(piece.end_tiles);
             item.kv_end_tokens = tile.kv_end.min(end_tiles.saturating_mul(self.batch.tile_tokens.get()));
-            *self.next_item(piece.queue) = item;
+            *self.next_item(piece.run) = item;
             item.kv_begin_tokens = item.kv_end_tokens;
             item.piece += 1;
         }
     }
 
     #[inline(always)]
-    fn next_item(&mut self, queue: u32) -> &mut WorkItem {
-        let cursor = &mut self.queue_begin[queue as usize];
+    fn next_item(&mut self, run: u32) -> &mut WorkItem {
+        let cursor = &mut self.queue_begin[run as usize];
         let item = &mut self.items[*cursor as usize];
         *cursor += 1;
         item

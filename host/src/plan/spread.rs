@@ -6,10 +6,6 @@
 //! anomalies" (1966): dealt to the least loaded queue, in any order, the fullest queue holds at most the mean and
 //! one longest piece; longest first comes closer.
 
-use kernels_gpu::abi::divisor::Divisor;
-use kernels_gpu::abi::tile::ATTEND_TILE_ROWS;
-
-use super::balanced::ITEM_COST_TILES;
 use super::batch::Batch;
 use super::loads::Loads;
 use super::queues::Piece;
@@ -66,22 +62,21 @@ impl PieceRule {
 
     /// Tiles of a piece of any unit of a request with `tiles` tiles; at most all of them, at least 1.
     #[inline]
-    pub fn piece_tiles(self, query_len: u32, group: Divisor, tiles: u32) -> u32 {
+    pub fn piece_tiles(self, row_tiles: impl FnOnce() -> u32, tiles: u32) -> u32 {
         match self {
             PieceRule::Whole => tiles.max(1),
             PieceRule::Fixed(piece_tiles) => piece_tiles.min(tiles).max(1),
             PieceRule::Invariant { most_pieces, shortest_tiles } => {
-                let row_tiles = (query_len * group.get()).div_ceil(ATTEND_TILE_ROWS);
-                let pieces = (most_pieces / row_tiles).min(tiles / shortest_tiles).max(1);
+                let pieces = (most_pieces / row_tiles()).min(tiles / shortest_tiles).max(1);
                 tiles.div_ceil(pieces).max(1)
             }
         }
     }
 }
 
-/// Deals the batch; returns a fair share in tiles.
+/// Deals the batch; returns a fair share.
 pub(super) fn deal(batch: &Batch, pieces: &mut Vec<Piece>, loads: &mut Loads) -> u64 {
-    loads.restart(batch.totals().longest_piece_tiles as u64 + ITEM_COST_TILES);
+    loads.restart(batch.totals().costliest_piece);
     pieces.clear();
     let mut total = 0;
     for request in batch.requests() {
@@ -94,10 +89,10 @@ pub(super) fn deal(batch: &Batch, pieces: &mut Vec<Piece>, loads: &mut Loads) ->
                     None => begin + request.piece_tiles,
                 }
                 .min(tile.tiles);
-                let cost = (end_tiles - begin) as u64 + ITEM_COST_TILES;
+                let cost = tile.cost.of(end_tiles - begin);
                 loads.add(queue, cost);
                 total += cost;
-                pieces.push(Piece { queue, end_tiles });
+                pieces.push(Piece::new(queue, &tile, end_tiles));
                 begin = end_tiles;
                 if begin == tile.tiles {
                     break;

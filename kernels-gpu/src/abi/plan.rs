@@ -1,13 +1,14 @@
 //! The plan image: one flat block of bytes that the planner writes, one copy uploads, and the kernel walks.
 //!
 //! ```text
-//! PlanHeader | arrivals: [u32] | queue_begin: [u32; teams + 1] | mask_requests: [MaskRequest] | items: [WorkItem]
+//! PlanHeader | arrivals: [u32] | queue_begin: [u32; 2 * teams + 1] | mask_requests: [MaskRequest] | items: [WorkItem]
 //! ```
 //!
 //! The attend kernel's blocks stand in *teams*: the blocks of a team walk the same queue at the same time, each for
 //! its own KV heads. All heads of a request cost the same, so a team is balanced by itself, a schedule has as many
 //! items as requests (and cuts), not heads times as many, and the rows of neighbouring heads, which lie side by side
-//! in memory, are read at about the same time. Team `t` runs items `queue_begin[t] .. queue_begin[t + 1]`, in order.
+//! in memory, are read at about the same time. Team `t` runs items `queue_begin[2 t] .. queue_begin[2 t + 2]`, in order:
+//! the *tall* items up to `queue_begin[2 t + 1]`, whose many rows keep the tensor cores busy, then the *short* ones.
 //!
 //! Every (query row, key) pair of the batch lies in exactly one item. An item that holds all of its rows' keys writes
 //! the output itself. The pieces of a split item write partial states; whichever block finishes a head's last piece
@@ -21,7 +22,7 @@ use core::ops::Range;
 use super::divisor::Divisor;
 
 /// First bytes of an image.
-pub const PLAN_MAGIC: u32 = 0x6f78_6132; // "oxa2"
+pub const PLAN_MAGIC: u32 = 0x6f78_6133; // "oxa3"
 
 /// What the image holds and where. Offsets are bytes from the start of the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +63,8 @@ pub struct WorkItem {
     pub query_begin_tokens: u32,
     /// First packed row of the tile, counted in the request.
     pub row_begin: u32,
-    /// Packed rows in the tile, at most [`ATTEND_TILE_ROWS`](super::tile::ATTEND_TILE_ROWS).
+    /// Packed rows in the tile: of a short item at most [`ATTEND_TILE_ROWS`](super::tile::ATTEND_TILE_ROWS), of a tall
+    /// one at most [`tall_rows`](super::tile::AttendTile::tall_rows).
     pub rows: u32,
     /// First key of the range.
     pub kv_begin_tokens: u32,

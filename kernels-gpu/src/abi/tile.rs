@@ -1,8 +1,9 @@
 //! Tile shapes: one table from (head dim, GPU family) to how the attend kernel cuts its work.
 //!
 //! Planner, launcher and kernel read the same function, so shared memory, launch bounds and schedule agree. A
-//! tile of K and V is `16 * kv_warps` tokens; each warp takes 16 of them, and where the accumulator of a whole
-//! row would not fit the registers, `output_warps` warps share a row's output columns.
+//! tile of K and V is `16 * kv_warps` tokens. Of a short item each warp takes 16 of them, and where the accumulator of
+//! a whole row would not fit the registers, `output_warps` warps share a row's output columns. Of a tall item each warp
+//! takes rows of its own, against all keys of the tile.
 
 /// The two PTX families of the bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,8 +29,11 @@ pub struct AttendTile {
     pub blocks_per_multiprocessor: u32,
 }
 
-/// Packed query rows of the attend kernel's tile: the height of one `mma`.
+/// Packed query rows of a short item's tile: the height of one `mma`.
 pub const ATTEND_TILE_ROWS: u32 = 16;
+
+/// Tiles in shared memory while a tall item runs: one computed, one on its way.
+pub const TALL_STAGES: u32 = 2;
 
 /// Head dims the attend kernel is built for.
 pub const ATTEND_HEAD_DIMS: [u32; 10] = [64, 80, 96, 112, 128, 160, 192, 224, 256, 512];
@@ -56,7 +60,8 @@ impl AttendTile {
         let (kv_warps, output_warps, stages, blocks_per_multiprocessor) = match head_dim {
             // Three blocks of 57 KiB on Hopper; a fourth would need 2 KiB more than the 228 of a multiprocessor.
             64 => (4, 1, 3, if hopper { 3 } else { 1 }),
-            // 3 stages of 36 KiB twice are 221 of Hopper's 227 KiB; 2 stages are 74 KiB, under Ada's 99.
+            // 3 stages of 36 KiB twice are 221 of Hopper's 227 KiB; 2 stages with 128 query rows are 98.5 KiB, under
+            // Ada's 99.
             80 | 96 | 112 | 128 => (4, 1, if hopper { 3 } else { 2 }, if hopper { 2 } else { 1 }),
             // One block of 8 warps: the same bytes in flight as two of the row above. Half-height tiles on
             // smaller parts.
@@ -75,9 +80,29 @@ impl AttendTile {
         16 * self.kv_warps
     }
 
+    /// Warps of a block.
+    pub const fn warps(self) -> u32 {
+        self.kv_warps * self.output_warps
+    }
+
     /// Threads of a block.
     pub const fn threads(self) -> u32 {
-        32 * self.kv_warps * self.output_warps
+        32 * self.warps()
+    }
+
+    /// Blocks of 16 packed rows that a warp takes of a tall item, at most: two where their accumulators fit the
+    /// registers, none where not even one does.
+    pub const fn tall_blocks(self) -> u32 {
+        match self.head_dim {
+            0..=128 => 2,
+            129..=256 => 1,
+            _ => 0,
+        }
+    }
+
+    /// Packed rows of a tall item, at most; 0 where there are only short ones.
+    pub const fn tall_rows(self) -> u32 {
+        ATTEND_TILE_ROWS * self.tall_blocks() * self.warps()
     }
 
     /// Bytes from one row of a tile to the next: 16 more than the row unless the row is swizzled.
@@ -91,9 +116,12 @@ impl AttendTile {
         2 * self.tile_tokens() * self.row_bytes()
     }
 
-    /// Where the row addresses start: after the stages and as many slots of query rows.
+    /// Where the row addresses start: after the stages and as many slots of query rows, or after a tall item's stages
+    /// and query rows.
     pub const fn addresses_offset_bytes(self) -> u32 {
-        self.stages * (self.stage_bytes() + ATTEND_TILE_ROWS * self.row_bytes())
+        let short = self.stages * (self.stage_bytes() + ATTEND_TILE_ROWS * self.row_bytes());
+        let tall = TALL_STAGES * self.stage_bytes() + self.tall_rows() * self.row_bytes();
+        if short > tall { short } else { tall }
     }
 
     /// Where the warps' running maxima and sums start: after two buffers of 16-byte row addresses.

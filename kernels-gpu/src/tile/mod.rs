@@ -48,11 +48,55 @@ impl<const HEAD_DIM: u32> SharedTile<HEAD_DIM> {
         SharedTile { base }
     }
 
+    /// The tile's rows from `row` on, a multiple of 8: where a row lies in its eight does not change.
+    #[inline(always)]
+    pub fn rows_from(self, row: u32) -> Self {
+        SharedTile { base: self.base.add_bytes(row * Self::ROW_BYTES) }
+    }
+
+    /// The tile's columns from `column` on, a multiple of 64.
+    #[inline(always)]
+    pub fn columns_from(self, column: u32) -> Self {
+        SharedTile { base: self.base.add_bytes(2 * column) }
+    }
+
+    /// Where a lane that reads pieces `2 k + first` of row `row` finds them; `first` is 0 or 1.
+    #[inline(always)]
+    pub fn lane(self, row: u32, first: u32) -> LanePieces<HEAD_DIM> {
+        let base = self.base.anew();
+        let mut addresses = [base; 4];
+        unroll::<4>(|k| {
+            let piece = 2 * k as u32 + first;
+            let piece = if Self::SWIZZLED { piece ^ (row & 7) } else { piece };
+            addresses[k] = base.add_bytes(row * Self::ROW_BYTES + 16 * piece);
+        });
+        LanePieces { addresses }
+    }
+
     /// Where piece `chunk` (16 bytes, 8 elements) of row `row` lies.
     #[inline(always)]
     pub fn chunk(self, row: u32, chunk: u32) -> Shared<u8> {
         // Eights apart, so that where they are constants they end up in the instruction, not in a register each.
         let column = if Self::SWIZZLED { (chunk & !7) + ((chunk & 7) ^ (row & 7)) } else { chunk };
         self.base.add_bytes(row * Self::ROW_BYTES + column * 16)
+    }
+}
+
+/// A lane's pieces of its row: four addresses where rows are swizzled, else one; the others are constants away.
+#[derive(Clone, Copy)]
+pub struct LanePieces<const HEAD_DIM: u32> {
+    addresses: [Shared<u8>; 4],
+}
+
+impl<const HEAD_DIM: u32> LanePieces<HEAD_DIM> {
+    /// Piece `2 k + first` of the row `rows` further down, a multiple of 8.
+    #[inline(always)]
+    pub fn piece(&self, rows: u32, k: usize) -> Shared<u8> {
+        let rows_bytes = rows * SharedTile::<HEAD_DIM>::ROW_BYTES;
+        if SharedTile::<HEAD_DIM>::SWIZZLED {
+            self.addresses[k % 4].add_bytes(rows_bytes + k as u32 / 4 * 128)
+        } else {
+            self.addresses[0].add_bytes(rows_bytes + k as u32 * 32)
+        }
     }
 }

@@ -144,6 +144,11 @@ pub fn unpack_f16(pair: u32) -> (f32, f32) {
 }
 
 #[inline]
+pub fn anew(value: u32) -> u32 {
+    value
+}
+
+#[inline]
 pub fn dynamic_shared_base() -> u32 {
     super::shared::BASE
 }

@@ -41,6 +41,12 @@ impl<T> Shared<T> {
         Shared(self.0.wrapping_add(count.wrapping_mul(size_of::<T>() as u32)), PhantomData)
     }
 
+    /// The same address, by [`register::anew`](crate::register::anew): others are constants away from it.
+    #[inline(always)]
+    pub fn anew(self) -> Self {
+        Shared(body::anew(self.0), PhantomData)
+    }
+
     /// `bytes` bytes further.
     #[inline(always)]
     pub fn add_bytes(self, bytes: u32) -> Self {

@@ -171,6 +171,13 @@ pub fn unpack_f16(pair: u32) -> (f32, f32) {
 global_asm!(".extern .shared .align 1024 .b8 dynamic_shared[];");
 
 #[inline(always)]
+pub fn anew(mut value: u32) -> u32 {
+    // SAFETY: no instruction. Volatile, or it would be moved out of loops.
+    unsafe { asm!("// {0}", inout(reg32) value, options(nomem, nostack, preserves_flags)) };
+    value
+}
+
+#[inline(always)]
 pub fn dynamic_shared_base() -> u32 {
     let r: u32;
     // SAFETY: the address of a symbol.

@@ -37,6 +37,8 @@ pub fn flags(family: Family) -> Vec<&'static str> {
         "-Cllvm-args=-unroll-runtime=false",
         "-Cllvm-args=-unroll-threshold=2000",
         "-Cllvm-args=-fp-contract=fast",
+        // A closure that holds register arrays must not become a call, whatever its size.
+        "-Cllvm-args=-inline-threshold=1000000",
     ];
     machine.into_iter().chain(common).collect()
 }

@@ -1,0 +1,102 @@
+//! The end of split items: who finishes an item's last piece folds the pieces' partial states.
+use simt::{atomic::fetch_add, block::sync_threads, global::Global, shared::Shared, tensor::Element, thread};
+
+use super::shape::Shape;
+use super::work::{Cursor, Work};
+use crate::abi::parameters::AttendParameters;
+use crate::abi::tile::ATTEND_TILE_ROWS;
+use crate::merge::{Values, fold_rows};
+
+/// Counts the block's pieces of split items in; the block that counts an item's last piece folds the pieces' states,
+/// in their order, so that the result does not depend on who that is. It comes after the queue's last item, apart
+/// from the loop, whose registers it competes for: a kernel without any fold ran 0.5 to 7% faster on uncut batches.
+///
+/// The barrier orders the block's partial states before the counts, a count's release and acquire order them before
+/// the fold, and the second barrier hands that order to the block.
+#[inline(always)]
+pub(super) unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32, const HOPPER: bool>(
+    p: &AttendParameters,
+    queue: Cursor,
+) {
+    let threads = Shape::<HEAD_DIM, HOPPER>::TILE.threads();
+    let complete = Shared::<u32>::dynamic();
+    let words = complete.add(threads).cast::<[u32; 4]>();
+    let room = words.add(3 * threads).cast();
+    let room_bytes = Shape::<HEAD_DIM, HOPPER>::TILE.addresses_offset_bytes() - 52 * threads;
+    let mut head = queue.head_begin;
+    // SAFETY: the kernel's contract; shared memory is free after the last item.
+    unsafe {
+        while head < queue.head_end {
+            let mut first = queue.item;
+            while first < queue.item_end {
+                sync_threads();
+                let mine = first + thread::thread_idx_x();
+                let mut is_complete = false;
+                if mine < queue.item_end {
+                    let at = Cursor { item: mine, head, ..queue };
+                    let work = Work::read_again(p, at);
+                    if work.pieces > 1 {
+                        let arrivals = Global::<u32>::new(p.arrivals).add(work.group as u64 + head as u64);
+                        is_complete = fetch_add(arrivals, 1) + 1 == work.pieces;
+                        if is_complete {
+                            arrivals.store(0);
+                            // The acquire has emptied the first-level cache, so the item goes by shared memory.
+                            let [a, b, c] = work.to_words();
+                            let slot = words.add(3 * thread::thread_idx_x());
+                            slot.store(a);
+                            slot.add(1).store(b);
+                            slot.add(2).store(c);
+                        }
+                    }
+                }
+                complete.add(thread::thread_idx_x()).store(is_complete as u32);
+                sync_threads();
+                let mut i = 0;
+                while i < threads && first + i < queue.item_end {
+                    if complete.add(i).load() == 1 {
+                        let slot = words.add(3 * i);
+                        let item = [slot.load(), slot.add(1).load(), slot.add(2).load()];
+                        let at = Cursor { item: first + i, head, ..queue };
+                        fold_item::<E, HEAD_DIM, HOPPER>(p, &Work::from_words(item, at), room, room_bytes);
+                    }
+                    i += 1;
+                }
+                first += threads;
+            }
+            head += 1;
+        }
+    }
+}
+
+/// Folds the partial states of an item's rows.
+#[inline(always)]
+unsafe fn fold_item<E: Element + Values, const HEAD_DIM: u32, const HOPPER: bool>(
+    p: &AttendParameters,
+    work: &Work,
+    room: Shared<u8>,
+    room_bytes: u32,
+) {
+    let mut first = 0;
+    while first < work.rows {
+        let states = work.states(first);
+        let values = Global::<f32>::new(p.partial_out).add(states * HEAD_DIM as u64);
+        let lse = Global::new(p.partial_lse).add(states);
+        let rows = (work.rows - first).min(ATTEND_TILE_ROWS);
+        // SAFETY: the kernel's contract; the states are complete.
+        unsafe {
+            fold_rows::<HEAD_DIM>(
+                (room, room_bytes, Shape::<HEAD_DIM, HOPPER>::TILE.threads()),
+                (rows, work.pieces),
+                (values, lse),
+                |row, column, values, lse_log2| {
+                    let row = first + row;
+                    E::store(work.row(&p.out, p.group, row).add(2 * column as u64), values);
+                    if column == 0 && p.lse.address != 0 {
+                        work.row(&p.lse, p.group, row).cast::<f32>().store(lse_log2 * p.lse_scale);
+                    }
+                },
+            );
+        }
+        first += ATTEND_TILE_ROWS;
+    }
+}

@@ -1,0 +1,96 @@
+//! Attention over a paged cache: each team of blocks walks its queue of work items, a block for its own KV heads.
+//!
+//! In: the plan's items, queries, page ids, K and V. Out: output rows and LSE. Pieces of split items leave partial
+//! states, which the block that finishes the last piece folds. A queue's tall items come first: many packed rows, each
+//! warp its own, where arithmetic takes the time. Then the short ones: up to 16 packed rows, whose keys the warps
+//! share, where memory does.
+//!
+//! FlashAttention-2 (Dao, 2023) gives the online softmax, Flash-Decoding the split over keys, FlashInfer (Ye et al.,
+//! 2025) the packing of query heads into rows and the plan.
+//!
+//! Previous in the walk: [`crate::abi::plan`]. Next: [`crate::merge::fold_rows`].
+
+mod ahead;
+mod arrive;
+mod copies;
+mod loader;
+mod shape;
+mod short;
+mod tall;
+mod work;
+
+use simt::{global::Global, register::anew, tensor::Element, thread};
+
+use crate::{abi::parameters::AttendParameters, merge::Values, variant::Variant};
+use shape::Shape;
+use work::Cursor;
+
+/// The kernel. `QUERY_STEPS` is `HEAD_DIM / 16` and `OUTPUT_STEPS` the 16-column steps of a warp's share of a short
+/// item's output: they are parameters only because array lengths must be.
+///
+/// # Safety
+/// `p` describes live memory as [`crate::abi`] says, for this block's queue; the launch has the threads and shared
+/// memory of [`AttendTile`](crate::abi::tile::AttendTile).
+#[inline(always)]
+pub unsafe fn attend<
+    E: Element + Values,
+    V: Variant,
+    const HEAD_DIM: u32,
+    const HOPPER: bool,
+    const QUERY_STEPS: usize,
+    const OUTPUT_STEPS: usize,
+>(
+    p: AttendParameters,
+    variant: V::Parameters,
+) {
+    let variant = V::bind(variant);
+    // SAFETY: the caller's contract covers every address formed below.
+    unsafe {
+        let mut queue = Queue::read(&p);
+        let mut split = false;
+        if Shape::<HEAD_DIM, HOPPER>::TILE.tall_rows() > 0 && queue.tall().has_work() {
+            split = tall::walk::<E, V, HEAD_DIM, HOPPER, QUERY_STEPS>(&p, variant);
+            // Read again: there were no registers to keep it.
+            queue = Queue::read(&p);
+        }
+        let short = Cursor { item: queue.short_begin, ..queue.all };
+        split |= short::walk::<E, V, HEAD_DIM, HOPPER, QUERY_STEPS, OUTPUT_STEPS>(&p, variant, short);
+        if split {
+            arrive::arrive::<E, HEAD_DIM, HOPPER>(&p, queue.all);
+        }
+    }
+}
+
+/// The items of this block's team and the block's heads: tall items, then short ones.
+struct Queue {
+    all: Cursor,
+    short_begin: u32,
+}
+
+impl Queue {
+    #[inline(always)]
+    unsafe fn read(p: &AttendParameters) -> Queue {
+        let (team, member) = p.team_blocks.divide(anew(thread::block_idx_x()));
+        let head_begin = member * p.heads_per_block;
+        let head_end = (head_begin + p.heads_per_block).min(p.kv_heads);
+        let queue = Global::<u32>::new(p.queue_begin).add(2 * team as u64);
+        // SAFETY: the kernel's contract.
+        unsafe {
+            let (item, item_end) = (queue.load_constant(), queue.add(2).load_constant());
+            let all = Cursor { item, item_end, head: head_begin, head_begin, head_end };
+            Queue { all, short_begin: queue.add(1).load_constant() }
+        }
+    }
+
+    /// The tall items.
+    #[inline(always)]
+    fn tall(&self) -> Cursor {
+        Cursor { item_end: self.short_begin, ..self.all }
+    }
+}
+
+/// What an accumulator's four values of two rows become.
+#[inline(always)]
+fn shrink(c: [f32; 4], upper: f32, lower: f32) -> [f32; 4] {
+    [c[0] * upper, c[1] * upper, c[2] * lower, c[3] * lower]
+}
