@@ -150,7 +150,7 @@ impl Attention {
         graphs: bool,
     ) -> Result<Attention, Error> {
         config.validate()?;
-        let target = device.target(config.head_dim);
+        let target = device.target(&config);
         let planner = Planner::new(config, target, mode, limits)?;
         let teams = target.teams(config.kv_heads);
         let divisor = |field, value| Divisor::new(value).ok_or(ConfigError::Zero { field });

@@ -13,6 +13,7 @@ use kernels_gpu::abi::tile::AttendTile;
 use kernels_gpu::abi::tile::Family;
 
 use crate::Error;
+use crate::config::AttentionConfig;
 #[cfg(feature = "cuda")]
 use crate::launch::Cuda;
 use crate::plan::Target;
@@ -97,22 +98,24 @@ impl Device {
 
     /// What the planner needs to know: how many blocks run at once, and how many keys a tile holds. The configuration
     /// has accepted the head dim.
-    pub(crate) fn target(&self, head_dim: u32) -> Target {
-        let tile = |family| AttendTile::new(head_dim, family).expect("validated head dims have a tile");
+    pub(crate) fn target(&self, config: &AttentionConfig) -> Target {
+        let tile = |family| AttendTile::new(config.head_dim, family).expect("validated head dims have a tile");
+        let is_plain = config.is_plain();
         match &*self.0 {
             // Four blocks a thread even out threads of different speed. Tiles as on Hopper, so that a plan made without
             // a GPU shows the cuts one would get.
             #[cfg(feature = "cpu")]
             Executor::Cpu => {
                 let (tile, blocks) = (tile(Family::Sm90a), 4 * rayon::current_num_threads() as u32);
-                Target::new(blocks, tile.tile_tokens()).with_tall_rows(tile.tall_rows())
+                Target::new(blocks, tile.tile_tokens()).with_tall_rows(tile.tall_rows(is_plain))
             }
             #[cfg(feature = "cuda")]
             Executor::Cuda(cuda) => {
                 let properties = cuda.properties();
                 // Reading alone reached 4706 of the 4917 GB/s of an H200's pins.
                 let read_gb_per_s = (properties.memory_gb_per_s as u64 * 957 / 1000) as u32;
-                Target::for_tile(properties.multiprocessors, tile(cuda.family())).with_read_gb_per_s(read_gb_per_s)
+                Target::for_tile(properties.multiprocessors, tile(cuda.family()), is_plain)
+                    .with_read_gb_per_s(read_gb_per_s)
             }
         }
     }

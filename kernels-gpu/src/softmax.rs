@@ -50,8 +50,8 @@ impl OnlineSoftmax {
         (weights, shrink)
     }
 
-    /// Turns the logits of `8 * N` keys, in the layout of `mma`'s C, into weights, and returns the factor of each of the
-    /// two rows for what came before. As [`update`](Self::update) otherwise.
+    /// Turns the logits of `8 * N` keys, in the layout of `mma`'s C, into weights, and returns the
+    /// factor of each of the two rows for what came before. As [`update`](Self::update) otherwise.
     ///
     /// # Safety
     /// All 32 lanes of the warp reach this call together.

@@ -44,7 +44,8 @@ fn check_all(family: Family, what: &str, plan: impl Fn(usize, &Fixture) -> PlanI
 fn check_whole(family: Family) {
     check_all(family, "whole", |index, Fixture { case, page_begin, .. }| {
         // Every second case in tall tiles, which the planner's plans have wherever they can.
-        let tall_rows = AttendTile::new(case.config.head_dim, family).unwrap().tall_rows() * (index as u32 % 2);
+        let tall_rows = AttendTile::new(case.config.head_dim, family).unwrap().tall_rows(case.config.is_plain())
+            * (index as u32 % 2);
         forced_split(case, page_begin, 1, Teams::new(case.config.kv_heads, blocks(index)), tall_rows)
     });
 }
@@ -52,7 +53,8 @@ fn check_whole(family: Family) {
 fn check_pieces(family: Family) {
     check_all(family, "in pieces", |index, Fixture { case, page_begin, .. }| {
         let pieces = [2, 3, 7][index / 3 % 3];
-        let tall_rows = AttendTile::new(case.config.head_dim, family).unwrap().tall_rows() * ((index as u32 + 1) % 2);
+        let tall_rows = AttendTile::new(case.config.head_dim, family).unwrap().tall_rows(case.config.is_plain())
+            * ((index as u32 + 1) % 2);
         forced_split(case, page_begin, pieces, Teams::new(case.config.kv_heads, blocks(index)), tall_rows)
     });
 }
@@ -60,7 +62,8 @@ fn check_pieces(family: Family) {
 fn check_planned(family: Family) {
     check_all(family, "planned", |index, Fixture { case, page_begin, .. }| {
         let tile = AttendTile::new(case.config.head_dim, family).unwrap();
-        let target = Target::new(blocks(index), tile.tile_tokens()).with_tall_rows(tile.tall_rows());
+        let target =
+            Target::new(blocks(index), tile.tile_tokens()).with_tall_rows(tile.tall_rows(case.config.is_plain()));
         planned(case, page_begin, target, MODES[index % 4])
     });
 }
@@ -235,7 +238,7 @@ fn tall_items_of_every_height() {
     for family in [Family::Sm80, Family::Sm90a] {
         for (head_dim, group, pieces) in [(64, 1, 1), (128, 1, 3), (192, 1, 2), (256, 1, 1), (80, 3, 1)] {
             let tile = AttendTile::new(head_dim, family).unwrap();
-            let rows = tile.tall_rows();
+            let rows = tile.tall_rows(true);
             let query_lens: Vec<u32> = [17, 31, rows / 2, rows / 2 + 1, rows, rows + 1, 2 * rows + 17]
                 .into_iter()
                 .map(|rows| rows / group)
@@ -260,7 +263,7 @@ fn h1_chunks_of_a_prompt_change_no_bit_of_it() {
     let tile = AttendTile::new(64, family).unwrap();
     let rows = |begin, end| {
         let mut fixture = Fixture::new(&prompt(begin, end));
-        let target = Target::new(8, tile.tile_tokens()).with_tall_rows(tile.tall_rows());
+        let target = Target::new(8, tile.tile_tokens()).with_tall_rows(tile.tall_rows(true));
         let mode = SplitMode::FixedSplit { tokens: 64 };
         let mut plan = planned(&fixture.case, &fixture.page_begin, target, mode);
         let outputs = fixture.run(&Emulator::new(family, 2), &mut plan, Lse::Two);

@@ -90,8 +90,8 @@ proptest! {
         let family = if hopper { Family::Sm90a } else { Family::Sm80 };
         let tile = AttendTile::new(case.config.head_dim, family).unwrap();
         let mut fixture = Fixture::new(&case);
-        let target = Target::new(blocks, tile.tile_tokens()).with_tall_rows(tile.tall_rows());
-        let by_hand = forced_split(&case, &fixture.page_begin, pieces, target.teams(case.config.kv_heads), tile.tall_rows());
+        let target = Target::new(blocks, tile.tile_tokens()).with_tall_rows(tile.tall_rows(case.config.is_plain()));
+        let by_hand = forced_split(&case, &fixture.page_begin, pieces, target.teams(case.config.kv_heads), tile.tall_rows(case.config.is_plain()));
         for mut plan in [planned(&case, &fixture.page_begin, target, mode), by_hand] {
             let outputs = fixture.run(&Emulator::new(family, seed), &mut plan, Lse::E);
             prop_assert_eq!(fixture.check(&outputs), Ok(()));

@@ -66,6 +66,8 @@ pub struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub of_ceiling: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub tflops: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub rel_err: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lse_err: Option<f64>,
@@ -128,6 +130,9 @@ fn describe(row: &Row) -> String {
         number(row.gbps, 0),
         number(row.of_ceiling, 3),
     );
+    if let Some(tflops) = row.tflops {
+        text += &format!("  {tflops:>4.0} TFLOP/s");
+    }
     if let Some(error) = row.rel_err {
         text += &format!("  err {error:.1e} lse {:.1e}", row.lse_err.unwrap_or(0.0));
     }

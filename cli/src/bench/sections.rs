@@ -29,10 +29,13 @@ const LSE_TOLERANCE: f64 = 2e-4;
 pub fn run(lab: &Lab, case: &Case) -> Vec<Row> {
     let result = match case.section.as_str() {
         _ if case.kv_dtype != "bf16" => Err(format!("kv_dtype {} is not supported; bf16 is", case.kv_dtype).into()),
-        "decode" | "replay" => attention(lab, case),
+        "decode" | "replay" | "prefill" | "append-chunk" | "mixed" => attention(lab, case),
         "append_kv" => appending(lab, case),
         "plan" => planning(lab, case),
-        other => Err(format!("section {other} is not supported; decode, replay, append_kv and plan are").into()),
+        other => Err(format!(
+            "section {other} is not supported; decode, replay, prefill, append-chunk, mixed, append_kv and plan are"
+        )
+        .into()),
     };
     result.unwrap_or_else(|error: Failure| {
         let unsupported = case.kv_dtype != "bf16";
@@ -168,7 +171,10 @@ fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str) -> Result<R
     let us_cold = if timing.median < 2000.0 { Some(lab.time_cold(sets, &call)?) } else { None };
     let bytes = kv_bytes + 2 * tokens * heads * row_bytes;
     let gbps = bytes as f64 / timing.median / 1e3;
+    let pairs: u64 = query_lens.iter().zip(kv_lens).map(|(query, kv)| pairs(case, *query, *kv)).sum();
+    let flops = 4 * pairs * heads * dim;
     Ok(Row {
+        tflops: Some(flops as f64 / timing.median / 1e6),
         us: Some(timing.median),
         us_lo: Some(timing.low),
         us_hi: Some(timing.high),
@@ -184,6 +190,13 @@ fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str) -> Result<R
         ok,
         ..blank(case, peer)
     })
+}
+
+/// (Query token, key) pairs of a causal request that meet: what must be computed.
+fn pairs(case: &Case, query_len: u32, kv_len: u32) -> u64 {
+    let left = case.window_left.map_or(u64::MAX, |left| left as u64 + 1);
+    let position = |token: u32| (token as i64 + kv_len as i64 - query_len as i64 + 1).max(0) as u64;
+    (0..query_len).map(|token| position(token).min(left)).sum()
 }
 
 struct Answer {
@@ -206,7 +219,10 @@ fn check(
     let longest = (0..kv_lens.len()).max_by_key(|i| kv_lens[*i]).unwrap_or(0);
     let (mut difference, mut norm, mut lse_error) = (0.0, 0.0, 0f64);
     let last = kv_lens.len() - 1;
-    for (request, head) in [(0, 0), (last, heads - 1), (last / 2, heads / 3), (longest, heads / 2)] {
+    // Each by another of its tokens, in quarters of its new ones.
+    for (request, head, quarters) in
+        [(0, 0, 4), (last, heads - 1, 0), (last / 2, heads / 3, 2), (longest, heads / 2, 3)]
+    {
         let cache_row = |position: usize, kv_head: usize, which: usize| -> Vec<f64> {
             let page = pages.ids[pages.begin[request] as usize + position / config.page_size_tokens as usize] as u64;
             let (size, slot) = (config.page_size_tokens as u64, position as u64 % config.page_size_tokens as u64);
@@ -232,7 +248,7 @@ fn check(
             k: &|position, kv_head| cache_row(position, kv_head, 0),
             v: &|position, kv_head| cache_row(position, kv_head, 1),
         };
-        let token = query_lens[request] as usize - 1;
+        let token = (query_lens[request] as usize - 1) * quarters / 4;
         let expected = oracle.attend(token, head as usize);
         let row = row_of(token, head) as usize;
         let got = &answer.out[row * dim as usize..(row + 1) * dim as usize];

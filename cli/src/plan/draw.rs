@@ -9,7 +9,7 @@ use crate::svg::{Anchor, Svg};
 use std::collections::BTreeMap;
 
 /// One work item in its lane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Block {
     /// Index of the request in the batch; decides the colour.
     pub request: u32,

@@ -73,10 +73,10 @@ impl Target {
         Teams::new(kv_heads, self.blocks)
     }
 
-    /// The attend kernel of `tile` on a device with `multiprocessors`.
-    pub const fn for_tile(multiprocessors: u32, tile: AttendTile) -> Target {
+    /// The attend kernel of `tile` on a device with `multiprocessors`; `is_plain` says that no variant takes its registers.
+    pub const fn for_tile(multiprocessors: u32, tile: AttendTile, is_plain: bool) -> Target {
         let blocks = multiprocessors.saturating_mul(tile.blocks_per_multiprocessor);
-        Target::new(blocks, tile.tile_tokens()).with_tall_rows(tile.tall_rows())
+        Target::new(blocks, tile.tile_tokens()).with_tall_rows(tile.tall_rows(is_plain))
     }
 }
 

@@ -57,7 +57,7 @@ mod tests {
 
     /// An H200 that reads `read_gb_per_s`, with 32 query heads on 8 KV heads of 128.
     fn explained(kv_lens: &[u32], query_len: u32, mode: SplitMode, read_gb_per_s: u32) -> Explain {
-        let target = Target::for_tile(132, AttendTile::new(128, Family::Sm90a).unwrap());
+        let target = Target::for_tile(132, AttendTile::new(128, Family::Sm90a).unwrap(), true);
         let limits =
             Limits { max_requests: 256, max_query_tokens: 1024, max_kv_len_tokens: 131_072, max_kv_tokens: 1 << 20 };
         let config = AttentionConfig::new(32, 8, 128, 16);

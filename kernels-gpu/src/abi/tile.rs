@@ -91,18 +91,18 @@ impl AttendTile {
     }
 
     /// Blocks of 16 packed rows that a warp takes of a tall item, at most: two where their accumulators fit the
-    /// registers, none where not even one does.
-    pub const fn tall_blocks(self) -> u32 {
+    /// registers, which with the arithmetic of a variant that is not light they do not; none where not even one does.
+    pub const fn tall_blocks(self, is_light: bool) -> u32 {
         match self.head_dim {
-            0..=128 => 2,
-            129..=256 => 1,
+            0..=128 if is_light => 2,
+            0..=256 => 1,
             _ => 0,
         }
     }
 
     /// Packed rows of a tall item, at most; 0 where there are only short ones.
-    pub const fn tall_rows(self) -> u32 {
-        ATTEND_TILE_ROWS * self.tall_blocks() * self.warps()
+    pub const fn tall_rows(self, is_light: bool) -> u32 {
+        ATTEND_TILE_ROWS * self.tall_blocks(is_light) * self.warps()
     }
 
     /// Bytes from one row of a tile to the next: 16 more than the row unless the row is swizzled.
@@ -120,7 +120,7 @@ impl AttendTile {
     /// and query rows.
     pub const fn addresses_offset_bytes(self) -> u32 {
         let short = self.stages * (self.stage_bytes() + ATTEND_TILE_ROWS * self.row_bytes());
-        let tall = TALL_STAGES * self.stage_bytes() + self.tall_rows() * self.row_bytes();
+        let tall = TALL_STAGES * self.stage_bytes() + self.tall_rows(true) * self.row_bytes();
         if short > tall { short } else { tall }
     }
 

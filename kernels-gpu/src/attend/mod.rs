@@ -48,7 +48,7 @@ pub unsafe fn attend<
     unsafe {
         let mut queue = Queue::read(&p);
         let mut split = false;
-        if Shape::<HEAD_DIM, HOPPER>::TILE.tall_rows() > 0 && queue.tall().has_work() {
+        if Shape::<HEAD_DIM, HOPPER>::TILE.tall_rows(V::IS_LIGHT) > 0 && queue.tall().has_work() {
             split = tall::walk::<E, V, HEAD_DIM, HOPPER, QUERY_STEPS>(&p, variant);
             // Read again: there were no registers to keep it.
             queue = Queue::read(&p);

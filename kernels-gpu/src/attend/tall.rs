@@ -64,11 +64,12 @@ pub(super) unsafe fn walk<
         let mut pipeline = Pipeline::<HEAD_DIM, HOPPER>::begin(p, at);
         start_queries::<HEAD_DIM, HOPPER>(p, at);
         while at.has_work() {
-            let pieces = if tile.tall_blocks() == 2 && Work::read(p, at).rows > ATTEND_TILE_ROWS * tile.warps() {
-                item::<E, V, HEAD_DIM, HOPPER, STEPS, 2>(p, variant, &mut pipeline, at.item, at.head)
-            } else {
-                item::<E, V, HEAD_DIM, HOPPER, STEPS, 1>(p, variant, &mut pipeline, at.item, at.head)
-            };
+            let pieces =
+                if tile.tall_blocks(V::IS_LIGHT) == 2 && Work::read(p, at).rows > ATTEND_TILE_ROWS * tile.warps() {
+                    item::<E, V, HEAD_DIM, HOPPER, STEPS, 2>(p, variant, &mut pipeline, at.item, at.head)
+                } else {
+                    item::<E, V, HEAD_DIM, HOPPER, STEPS, 1>(p, variant, &mut pipeline, at.item, at.head)
+                };
             split |= pieces > 1;
             at = after(p, at.item, at.head);
         }
@@ -120,19 +121,18 @@ unsafe fn item<
         // One past the last key that the warp's first row sees, and its last.
         let (first_limit, last_limit) = (work.limit(p, block_row(0)), work.limit(p, last_row));
         let end_rows = [look_at(p, &variant, &work, block_row(0)), look_at(p, &variant, &work, last_row)];
-        let mut rows = [[end_rows[0]; 2]; BLOCKS];
         let mut softmax = [OnlineSoftmax::new(); BLOCKS];
         unroll::<BLOCKS>(|block| {
             unroll::<2>(|half| {
-                rows[block][half] = look_at(p, &variant, &work, block_row(block) + row + 8 * half as u32);
+                let row = look_at(p, &variant, &work, block_row(block) + row + 8 * half as u32);
                 let piece = Piece { index: work.piece, count: work.pieces, keys: [work.kv_begin, work.kv_end] };
-                let [maximum, sum] = variant.start(rows[block][half], piece);
+                let [maximum, sum] = variant.start(row, piece);
                 softmax[block].maximum[half] = maximum;
                 softmax[block].sum[half] = if quad == 0 { sum } else { 0.0 };
             });
         });
         let mut outputs: [[Columns; STEPS]; BLOCKS] = core::mem::zeroed();
-        let (mut token, kv_end) = (work.kv_begin, work.kv_end);
+        let (mut token, kv_end, item_rows) = (work.kv_begin, work.kv_end, work.rows);
         loop {
             wait_async_copies::<0>();
             sync_threads();
@@ -144,62 +144,21 @@ unsafe fn item<
             let end = if is_active { tile_end.min(kv_end).min(last_limit.max(0) as u32) } else { 0 };
             let mut step_token = token;
             while step_token < end {
-                let tile_row = step_token - token;
-                let mut scores: [Scores; BLOCKS] = core::mem::zeroed();
-                multiply_keys::<E, HEAD_DIM, STEPS, BLOCKS>(
+                let step = Step {
+                    p,
+                    variant,
+                    at,
                     lane,
-                    room.tall_queries().rows_from(block_row(0)),
-                    ATTEND_TILE_ROWS * tile.warps(),
-                    keys.rows_from(tile_row),
-                    &mut scores,
-                );
-
-                let key = step_token + 2 * quad;
-                let step_end = step_token + STEP_TOKENS;
-                let hides_any = step_end as i32 > first_limit || variant.may_hide(end_rows, [step_token, step_end]);
-                // Few steps hide keys, so what only they need is not kept.
-                let limits =
-                    |block: usize| Work::read_for_limits(p, at, kv_end).limits(p, anew(block_row(block) + row));
-                if V::IS_LIGHT {
-                    unroll::<BLOCKS>(|block| to_logits(&variant, rows[block], key, &mut scores[block]));
-                    if hides_any {
-                        unroll::<BLOCKS>(|block| hide(&variant, rows[block], limits(block), key, &mut scores[block]));
-                    }
-                } else {
-                    // Calls, not a loop: a closure of that size is not inlined twice.
-                    let first = if hides_any { limits(0) } else { [i32::MAX; 2] };
-                    to_visible_logits(&variant, rows[0], (hides_any, first), key, &mut scores[0]);
-                    if BLOCKS == 2 {
-                        let second = if hides_any { limits(1) } else { [i32::MAX; 2] };
-                        to_visible_logits(
-                            &variant,
-                            rows[BLOCKS - 1],
-                            (hides_any, second),
-                            key,
-                            &mut scores[BLOCKS - 1],
-                        );
-                    }
-                }
-
-                unroll::<BLOCKS>(|block| {
-                    if variant.is_softmax() {
-                        let [upper, lower] = softmax[block].update_tile(&mut scores[block]);
-                        // A row's maximum seldom grows after its first keys. The barrier keeps the branch one: as
-                        // selections the products would need as many registers again.
-                        if warp::vote_ballot(upper != 1.0 || lower != 1.0) != 0 {
-                            warp::sync_warp();
-                            unroll::<STEPS>(|n| {
-                                unroll::<2>(|i| {
-                                    outputs[block][n][i] = shrink(outputs[block][n][i], upper, lower);
-                                })
-                            });
-                        }
-                    } else {
-                        unroll::<COLUMNS>(|n| scores[block][n] = scores[block][n].map(|logit| variant.weight(logit)));
-                    }
-                });
-
-                add_values::<E, HEAD_DIM, STEPS, BLOCKS>(lane, values.rows_from(tile_row), &scores, &mut outputs);
+                    rows: block_row(0),
+                    item_rows,
+                    key: step_token,
+                    kv_end,
+                    may_hide: (step_token + STEP_TOKENS) as i32 > first_limit
+                        || variant.may_hide(end_rows, [step_token, step_token + STEP_TOKENS]),
+                    keys: keys.rows_from(step_token - token),
+                    values: values.rows_from(step_token - token),
+                };
+                step.run::<E, HOPPER, STEPS, BLOCKS>(&mut softmax, &mut outputs);
                 step_token += STEP_TOKENS;
             }
 
@@ -232,49 +191,99 @@ unsafe fn look_at<V: Variant>(p: &AttendParameters, variant: &V, work: &Work, ro
     unsafe { variant.row(|| work.at(p, row)) }
 }
 
-/// Turns a block's scores into logits; `key` is the lane's first.
-#[inline(always)]
-fn to_logits<V: Variant>(variant: &V, rows: [V::Row; 2], key: u32, scores: &mut Scores) {
-    unroll::<COLUMNS>(|n| {
-        unroll::<4>(|i| {
-            scores[n][i] = variant.logit(rows[i / 2], scores[n][i], key + 8 * n as u32 + i as u32 % 2);
-        });
-    });
-}
-
-/// Hides what the rows do not see: keys from `limits` on, and what the variant hides.
-#[inline(always)]
-unsafe fn hide<V: Variant>(variant: &V, rows: [V::Row; 2], limits: [i32; 2], key: u32, logits: &mut Scores) {
-    unroll::<COLUMNS>(|n| {
-        unroll::<4>(|i| {
-            let key = key + 8 * n as u32 + i as u32 % 2;
-            // SAFETY: rows of the batch, by the kernel's contract.
-            if key as i32 >= limits[i / 2] || unsafe { variant.hides(rows[i / 2], key) } {
-                logits[n][i] = f32::NEG_INFINITY;
-            }
-        });
-    });
-}
-
-/// Both at once, for a variant that branches for each score anyway: in two passes it takes more registers than there
-/// are.
-#[inline(always)]
-unsafe fn to_visible_logits<V: Variant>(
-    variant: &V,
-    rows: [V::Row; 2],
-    (hides_any, limits): (bool, [i32; 2]),
+/// A few keys of a tile against a warp's rows.
+struct Step<'a, V: Variant, const HEAD_DIM: u32> {
+    p: &'a AttendParameters,
+    variant: V,
+    at: Cursor,
+    lane: u32,
+    /// The warp's first row.
+    rows: u32,
+    /// The item's rows.
+    item_rows: u32,
+    /// The first key.
     key: u32,
-    scores: &mut Scores,
-) {
-    unroll::<COLUMNS>(|n| {
-        unroll::<4>(|i| {
-            let (row, key) = (rows[i / 2], key + 8 * n as u32 + i as u32 % 2);
-            let logit = variant.logit(row, scores[n][i], key);
-            // SAFETY: rows of the batch, by the kernel's contract.
-            let is_hidden = hides_any && (key as i32 >= limits[i / 2] || unsafe { variant.hides(row, key) });
-            scores[n][i] = if is_hidden { f32::NEG_INFINITY } else { logit };
-        });
-    });
+    /// One past the item's last key.
+    kv_end: u32,
+    /// Whether a row might not see one of the keys.
+    may_hide: bool,
+    keys: SharedTile<HEAD_DIM>,
+    values: SharedTile<HEAD_DIM>,
+}
+
+impl<V: Variant, const HEAD_DIM: u32> Step<'_, V, HEAD_DIM> {
+    #[inline(always)]
+    unsafe fn run<E: Element, const HOPPER: bool, const STEPS: usize, const BLOCKS: usize>(
+        &self,
+        softmax: &mut [OnlineSoftmax; BLOCKS],
+        outputs: &mut [[Columns; STEPS]; BLOCKS],
+    ) {
+        let block_rows = ATTEND_TILE_ROWS * Shape::<HEAD_DIM, HOPPER>::TILE.warps();
+        // SAFETY: the kernel's contract; the warp's lanes are together, and the rows are there.
+        unsafe {
+            let mut scores: [Scores; BLOCKS] = core::mem::zeroed();
+            let queries = Room::<HEAD_DIM, HOPPER>::new().tall_queries().rows_from(self.rows);
+            multiply_keys::<E, HEAD_DIM, STEPS, BLOCKS>(self.lane, queries, block_rows, self.keys, &mut scores);
+            unroll::<BLOCKS>(|block| self.to_logits(self.rows + block as u32 * block_rows, &mut scores[block]));
+            unroll::<BLOCKS>(|block| {
+                let (softmax, outputs) = (&mut softmax[block], &mut outputs[block]);
+                if self.variant.is_softmax() {
+                    let [upper, lower] = softmax.update_tile(&mut scores[block]);
+                    // A row's maximum seldom grows after its first keys. The barrier keeps the branch one: as
+                    // selections the products would need as many registers again.
+                    if warp::vote_ballot(upper != 1.0 || lower != 1.0) != 0 {
+                        warp::sync_warp();
+                        unroll::<STEPS>(|n| unroll::<2>(|i| outputs[n][i] = shrink(outputs[n][i], upper, lower)));
+                    }
+                } else {
+                    let weight = |logit| self.variant.weight(logit);
+                    unroll::<COLUMNS>(|n| scores[block][n] = scores[block][n].map(weight));
+                }
+            });
+            add_values::<E, HEAD_DIM, STEPS, BLOCKS>(self.lane, self.values, &scores, outputs);
+        }
+    }
+
+    /// Turns the scores of the block from `block_row` on into logits, -inf for keys that a row does not see.
+    #[inline(always)]
+    unsafe fn to_logits(&self, block_row: u32, scores: &mut Scores) {
+        // What follows from the row is worked out anew: only few steps hide keys, and a heavy variant's rows take more
+        // registers than there are.
+        let row = anew(block_row + self.lane / 4);
+        let key_of = |n: usize, i: usize| self.key + 2 * (self.lane % 4) + 8 * n as u32 + i as u32 % 2;
+        // SAFETY: rows of the batch, by the kernel's contract.
+        unsafe {
+            let work = Work::read_for_rows(self.p, self.at, self.item_rows, self.kv_end);
+            let rows = [look_at(self.p, &self.variant, &work, row), look_at(self.p, &self.variant, &work, row + 8)];
+            if V::IS_LIGHT {
+                unroll::<COLUMNS>(|n| {
+                    unroll::<4>(|i| scores[n][i] = self.variant.logit(rows[i / 2], scores[n][i], key_of(n, i)));
+                });
+                if self.may_hide {
+                    let limits = work.limits(self.p, row);
+                    unroll::<COLUMNS>(|n| {
+                        unroll::<4>(|i| {
+                            let key = key_of(n, i);
+                            if key as i32 >= limits[i / 2] || self.variant.hides(rows[i / 2], key) {
+                                scores[n][i] = f32::NEG_INFINITY;
+                            }
+                        });
+                    });
+                }
+            } else {
+                // It branches for each score anyway, and in two passes it takes more registers than there are.
+                let limits = if self.may_hide { work.limits(self.p, row) } else { [i32::MAX; 2] };
+                unroll::<COLUMNS>(|n| {
+                    unroll::<4>(|i| {
+                        let (row, key) = (rows[i / 2], key_of(n, i));
+                        let logit = self.variant.logit(row, scores[n][i], key);
+                        let hides = self.may_hide && (key as i32 >= limits[i / 2] || self.variant.hides(row, key));
+                        scores[n][i] = if hides { f32::NEG_INFINITY } else { logit };
+                    });
+                });
+            }
+        }
+    }
 }
 
 /// Starts the copies of the query rows of an item, if there is one.
@@ -284,10 +293,9 @@ unsafe fn start_queries<const HEAD_DIM: u32, const HOPPER: bool>(p: &AttendParam
         // SAFETY: the kernel's contract; the rows before were read before the last barrier.
         unsafe {
             // All blocks that are read, rows past the item's being zeros.
-            let tile = Shape::<HEAD_DIM, HOPPER>::TILE;
+            let warp_blocks = ATTEND_TILE_ROWS * Shape::<HEAD_DIM, HOPPER>::TILE.warps();
             let rows = Work::read_again(p, at).rows;
-            let is_one_block = rows <= ATTEND_TILE_ROWS * tile.warps();
-            let filled = if is_one_block { rows.next_multiple_of(ATTEND_TILE_ROWS) } else { tile.tall_rows() };
+            let filled = rows.next_multiple_of(if rows <= warp_blocks { ATTEND_TILE_ROWS } else { 2 * warp_blocks });
             copy_queries::<HEAD_DIM, HOPPER>(p, at, Room::<HEAD_DIM, HOPPER>::new().tall_queries(), filled);
             commit_async_copies();
         }

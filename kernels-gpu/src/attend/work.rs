@@ -79,14 +79,15 @@ impl Work {
         unsafe { Self::from_words([words.load(), words.add(1).load(), words.add(2).load()], at) }
     }
 
-    /// What [`limits`](Self::limits) of an item needs, once more, and nothing else.
+    /// What [`limits`](Self::limits) and [`at`](Self::at) need, once more, as far as it is used.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    pub unsafe fn read_for_limits(p: &AttendParameters, at: Cursor, kv_end: u32) -> Self {
+    pub unsafe fn read_for_rows(p: &AttendParameters, at: Cursor, rows: u32, kv_end: u32) -> Self {
         let words = Self::words(p, Cursor { item: anew(at.item), ..at }).cast::<u32>();
         // SAFETY: an item of the plan, by the kernel's contract.
-        let (row_begin, query_position) = unsafe { (words.add(2).load(), words.add(6).load() as i32) };
-        Work { row_begin, kv_end, query_position, ..Self::none() }
+        let word = |index: u64| unsafe { words.add(index).load_constant() };
+        let (request, row_begin, query_position) = (word(0), word(2), word(6) as i32);
+        Work { request, row_begin, rows, kv_head: at.head, kv_end, query_position, ..Self::none() }
     }
 
     #[inline(always)]

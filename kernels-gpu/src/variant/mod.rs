@@ -56,7 +56,7 @@ pub trait Variant: Copy {
     type Row: Copy;
 
     /// Whether [`Row`](Self::Row) and the arithmetic leave registers to spare: then the values' fragments are read
-    /// while a tile's weights are worked out.
+    /// while a tile's weights are worked out, and a warp takes twice as many rows of a tall item.
     const IS_LIGHT: bool = false;
 
     /// Reads the parameters once.

@@ -38,7 +38,7 @@ pub fn flags(family: Family) -> Vec<&'static str> {
         "-Cllvm-args=-unroll-threshold=2000",
         "-Cllvm-args=-fp-contract=fast",
         // A closure that holds register arrays must not become a call, whatever its size.
-        "-Cllvm-args=-inline-threshold=1000000",
+        "-Cllvm-args=-inline-threshold=100000",
     ];
     machine.into_iter().chain(common).collect()
 }
