@@ -18,8 +18,8 @@ impl Random {
     /// Index of some set bit; `mask` is not 0.
     #[inline]
     pub fn set_bit(&mut self, mask: u32) -> u32 {
-        let turn = self.next() as u32 % 32;
-        (mask.rotate_right(turn).trailing_zeros() + turn) % 32
+        let turn = self.next() as u32 % (32 - mask.leading_zeros());
+        turn + (mask >> turn).trailing_zeros()
     }
 
     pub fn shuffle(&mut self, items: &mut [u32]) {
