@@ -2,7 +2,7 @@
 //!
 //! A kernel is an ordinary generic `unsafe fn` that speaks only the functions of this crate: thread and block
 //! ids, warp shuffles and votes, barriers, shared and global pointers, asynchronous copies, `ldmatrix`, `mma`,
-//! atomics and fast math. Compiled for `nvptx64-nvidia-cuda` each function is the PTX instruction it is named
+//! `wgmma`, atomics and fast math. Compiled for `nvptx64-nvidia-cuda` each function is the PTX instruction it is named
 //! after (the module `ptx`); on any other target the same call runs inside the `emulator` of a thread block, which
 //! reports what hardware would let pass in silence (feature `emulator`; its module page has the rules).
 //!
@@ -12,8 +12,8 @@
 //! # Convergence
 //!
 //! `asm!` is not *convergent*: LLVM may copy or sink it across a divergent branch. So every collective goes
-//! through a convergent LLVM intrinsic, and `mma`, which has none, is a volatile `asm!` that stands in the same
-//! basic block as one. `xtask ptx` audits the result.
+//! through a convergent LLVM intrinsic, and `mma` and `wgmma`, which have none, are volatile `asm!` that stands in
+//! the same basic block as one. `xtask ptx` audits the result.
 #![cfg_attr(
     target_arch = "nvptx64",
     no_std,
@@ -36,6 +36,7 @@ mod face {
     pub mod tensor;
     pub mod thread;
     pub mod warp;
+    pub mod wgmma;
 }
 #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
 pub use face::*;

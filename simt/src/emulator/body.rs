@@ -4,6 +4,10 @@ use std::{
     panic::{Location, resume_unwind},
 };
 
+mod wgmma;
+
+pub use wgmma::*;
+
 pub use super::arithmetic::{exp2, log2, reciprocal};
 use super::{
     arithmetic,
@@ -230,6 +234,12 @@ pub fn commit_async_copies() {
 #[track_caller]
 pub fn wait_async_copies<const PENDING: u32>() {
     with(|machine| machine.wait_copies(PENDING));
+}
+pub fn fence_proxy_async() {
+    with(|machine| {
+        machine.fence_proxy();
+        Ok(())
+    });
 }
 
 #[track_caller]

@@ -114,6 +114,8 @@ pub struct Clocks {
     known: Vec<[u32; 32]>,
     learned_by_warp: Vec<Learned>,
     learned_by_thread: Vec<Learned>,
+    /// By thread: the epochs that ended with a fence towards the async proxy, ascending.
+    proxy_fences: Vec<Vec<u32>>,
     /// What each atomic location has been told.
     locations: HashMap<u64, Learned>,
 }
@@ -127,6 +129,7 @@ impl Clocks {
             known: Vec::new(),
             learned_by_warp: Vec::new(),
             learned_by_thread: Vec::new(),
+            proxy_fences: Vec::new(),
             locations: HashMap::new(),
         }
     }
@@ -138,6 +141,7 @@ impl Clocks {
         self.known = vec![[0; 32]; warps];
         self.learned_by_warp = vec![None; warps];
         self.learned_by_thread = vec![None; threads];
+        self.proxy_fences = vec![Vec::new(); threads];
     }
 
     #[inline]
@@ -190,6 +194,20 @@ impl Clocks {
         thread_of(thread).0 < self.first_rank
             || covers(&self.learned_by_warp[(now.warp as usize - 1) % 32])
             || (now.thread != 0 && covers(&self.learned_by_thread[thread_of(now.thread).1 as usize]))
+    }
+
+    /// A fence between the proxies: it ends the thread's epoch, so that what came before it can be told apart.
+    pub fn fence_proxy(&mut self, thread: u32) {
+        let epoch = &mut self.epochs[thread as usize];
+        self.proxy_fences[thread as usize].push(*epoch);
+        *epoch += 1;
+    }
+
+    /// Whether the thread of this block that wrote in `epoch` has fenced since, ordered before what the accessor does.
+    pub fn is_fenced(&self, thread: u32, epoch: u32, now: &Accessor) -> bool {
+        let fences = &self.proxy_fences[thread_of(thread).1 as usize];
+        let first = fences.partition_point(|fence| *fence < epoch);
+        fences.get(first).is_some_and(|fence| self.is_before(thread, fence + 1, now))
     }
 
     /// Orders everything the warps of the set did before everything they will do.

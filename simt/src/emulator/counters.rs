@@ -25,6 +25,10 @@ pub struct Counters {
     pub load_matrix: u64,
     /// `mma` instructions, one a warp.
     pub mma: u64,
+    /// `wgmma` instructions, one a warpgroup.
+    pub wgmma: u64,
+    /// Multiplications and additions of those, `2 * 64 * N * 16` each.
+    pub wgmma_flops: u64,
     /// Shuffles and votes, one a warp.
     pub shuffles: u64,
     /// `sync_threads`, one a block and phase.

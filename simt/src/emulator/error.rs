@@ -26,6 +26,8 @@ pub enum AccessKind {
     Atomic,
     /// An asynchronous copy: it reads global memory and writes shared memory.
     AsyncCopy,
+    /// Sixteen bytes of an operand of `wgmma`, read on behalf of a whole warp.
+    Wgmma,
 }
 
 /// A source line, and the thread that ran it.
@@ -83,6 +85,20 @@ pub enum Operation {
     MmaBf16,
     /// `mma` on f16.
     MmaF16,
+    /// A product of `wgmma`.
+    Wgmma {
+        /// Its N.
+        columns: u32,
+    },
+    /// `wgmma::fence`.
+    WgmmaFence,
+    /// `wgmma::commit_group`.
+    WgmmaCommit,
+    /// `wgmma::wait_group`.
+    WgmmaWait {
+        /// Groups that may stay unfinished.
+        pending: u32,
+    },
     /// `sync_threads`.
     SyncThreads,
     /// `sync_named_barrier`.
@@ -179,6 +195,61 @@ pub enum EmulatorError {
         /// The access that came too early.
         access: Access,
     },
+    /// `wgmma` reads shared memory through the async proxy that was written through the generic one,
+    /// without a `fence_proxy_async` of the writer and a barrier in between.
+    #[error("missing fence_proxy_async: {read} reads what the {write} wrote, and its thread has not fenced it")]
+    MissingProxyFence {
+        /// The write.
+        write: Earlier,
+        /// The read.
+        read: Access,
+    },
+    /// Bytes that an unfinished `wgmma` may still read were overwritten.
+    #[error("unfinished wgmma: {access} overwrites an operand of the product of {product}, which is not waited for")]
+    UnfinishedProduct {
+        /// The product, with the first thread of a warp that has not waited.
+        product: Place,
+        /// The write that came too early.
+        access: Access,
+    },
+    /// Accumulators were read or changed before the product that writes them was waited for and settled.
+    #[error("accumulators in flight: used at {place}; the product of {product} is not waited for")]
+    AccumulatorsInFlight {
+        /// The latest product that writes them.
+        product: Place,
+        /// Who touched them, and where.
+        place: Place,
+    },
+    /// A warp exited with a product that it has not waited for.
+    #[error("a wgmma that nobody waits for: {product}")]
+    NeverWaited {
+        /// The product.
+        product: Place,
+    },
+    /// No `wgmma::fence` between a warp's start, or its last wait, and a product.
+    #[error("wgmma without a fence since the warp's start or its last wait; {place}")]
+    WgmmaNotFenced {
+        /// The product.
+        place: Place,
+    },
+    /// The threads of a warpgroup gave different operands where all must give the same.
+    #[error("wgmma: {field} differs from that of the warpgroup's first thread; {place}")]
+    WgmmaNotUniform {
+        /// Name of the argument.
+        field: &'static str,
+        /// The first thread that differs.
+        place: Place,
+    },
+    /// The warps of a warpgroup stand at different products, or there are fewer than four.
+    #[error("divergence in block {block}, warpgroup {warpgroup}: {}", WaitList(.waiting))]
+    WarpgroupDivergence {
+        /// The block.
+        block: u32,
+        /// Index of the warpgroup in the block.
+        warpgroup: u32,
+        /// Where each thread of it is.
+        waiting: Vec<Waiting>,
+    },
     /// `copy_async_16` was asked to read more than 16 bytes.
     #[error("copy_async_16: source_bytes is {source_bytes}, supported is 0 to 16; {place}")]
     CopySize {
@@ -260,6 +331,7 @@ impl fmt::Display for AccessKind {
             AccessKind::Store => "store",
             AccessKind::Atomic => "atomic",
             AccessKind::AsyncCopy => "asynchronous copy",
+            AccessKind::Wgmma => "wgmma operand",
         })
     }
 }
@@ -291,6 +363,10 @@ impl fmt::Display for Operation {
             Operation::LoadMatrixTransposed => f.write_str("load_matrix_x4_transposed"),
             Operation::MmaBf16 => f.write_str("mma_m16n8k16_bf16"),
             Operation::MmaF16 => f.write_str("mma_m16n8k16_f16"),
+            Operation::Wgmma { columns } => write!(f, "wgmma m64n{columns}k16"),
+            Operation::WgmmaFence => f.write_str("wgmma fence"),
+            Operation::WgmmaCommit => f.write_str("wgmma commit_group"),
+            Operation::WgmmaWait { pending } => write!(f, "wgmma wait_group {pending}"),
             Operation::SyncThreads => f.write_str("sync_threads"),
             Operation::NamedBarrier { id, threads } => write!(f, "named barrier {id} for {threads} threads"),
         }

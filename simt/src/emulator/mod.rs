@@ -63,6 +63,11 @@
 //! * **Asynchronous copies** take effect at the wait of the thread that issued them, no earlier. Until then an access
 //!   to their destination is an error, and a write to their source is a race; afterwards the bytes are that thread's
 //!   writes, and others need a barrier.
+//! * **`wgmma`** reads its operands and gives its results at the wait that covers it, no earlier. A product comes after a
+//!   `wgmma::fence`, is the same for all 128 threads, and is waited for before the kernel ends. Its operands are written
+//!   and ordered before it, and what was written by stores or `copy_async_16` is fenced: `fence_proxy_async` by the
+//!   writer after the write, then a barrier. Until the wait a write to an operand is an error, and the accumulators hold
+//!   NaNs that are known again: storing one, changing some and handing them on, or settling them early is an error.
 //! * **Constant loads** read no byte that a thread of the launch has written before.
 //! * A thread that makes more than 2^22 accesses and collectives is taken to loop for ever, and a panic of the kernel
 //!   is an error with its message.
@@ -71,7 +76,7 @@
 //!
 //! A loop that calls nothing of this crate. Bytes between registered regions that happen to lie in another one. A
 //! race that this input does not exercise. Two relaxed atomics by different threads, after which a plain read is
-//! ordered with only the first. Timing, caches and register pressure.
+//! ordered with only the first. Arithmetic on accumulators in flight whose result is dropped. Timing, caches and register pressure.
 //!
 //! # Source lines
 //!
@@ -91,6 +96,7 @@ mod shared;
 mod site;
 mod tensor;
 mod traffic;
+mod wgmma;
 
 pub use counters::Counters;
 pub use error::{Access, AccessKind, Earlier, EmulatorError, Operation, Place, Space, Waiting};

@@ -30,6 +30,8 @@ struct Mark {
 const SPLIT: u32 = 1;
 /// An asynchronous copy will write the bytes.
 const PENDING: u32 = 2;
+/// On a line's mark, added for each unfinished `wgmma` that reads it.
+const HOLD: u32 = 4;
 
 const SEVERAL: u32 = u32::MAX;
 
@@ -46,6 +48,10 @@ pub enum Rule {
     Pending(u32, Tag),
     /// An earlier access is not ordered before this one: thread id and source line.
     Race(u32, Tag),
+    /// Written through the generic proxy and not fenced before this read through the async one: thread id and line.
+    Unfenced(u32, Tag),
+    /// An unfinished `wgmma` reads the bytes.
+    Held,
     /// A constant load after this launch wrote the bytes: thread id and source line.
     NotConstant(u32, Tag),
 }
@@ -148,6 +154,9 @@ impl Shadow {
         clocks: &Clocks,
     ) -> Result<(), Conflict> {
         let poisoned = self.poisoned;
+        if self.lines[offset / LINE_BYTES].flags >= HOLD {
+            return Err(Conflict { rule: Rule::Held, offset: 0 });
+        }
         let (marks, readings) = self.marks(offset, bytes);
         let flags = if tag.kind() == AccessKind::AsyncCopy { PENDING } else { 0 };
         let written =
@@ -162,6 +171,16 @@ impl Shadow {
             self.lines[offset / LINE_BYTES] = written;
         }
         Ok(())
+    }
+
+    /// An unfinished `wgmma` reads the line at `offset`.
+    pub fn hold(&mut self, offset: usize) {
+        self.lines[offset / LINE_BYTES].flags += HOLD;
+    }
+
+    /// One that did has finished.
+    pub fn let_go(&mut self, offset: usize) {
+        self.lines[offset / LINE_BYTES].flags -= HOLD;
     }
 
     /// The copy that made the line at `offset` pending has landed, and is as of now a write like any other.
@@ -202,6 +221,9 @@ impl Mark {
         }
         if !clocks.is_before(self.writer, self.write_epoch, now) {
             return Err(Rule::Race(self.writer, self.write_tag));
+        }
+        if tag.kind() == AccessKind::Wgmma && !clocks.is_fenced(self.writer, self.write_epoch, now) {
+            return Err(Rule::Unfenced(self.writer, self.write_tag));
         }
         if tag.kind() == AccessKind::LoadConstant && thread_of(self.writer).0 >= clocks.first_rank() {
             return Err(Rule::NotConstant(self.writer, self.write_tag));

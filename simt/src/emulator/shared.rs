@@ -20,4 +20,10 @@ impl SharedMemory {
         let offset = address.wrapping_sub(BASE) as usize;
         (offset + bytes as usize <= self.bytes.len()).then_some(offset)
     }
+
+    /// The address of an offset.
+    #[inline]
+    pub fn address(&self, offset: usize) -> u32 {
+        BASE + offset as u32
+    }
 }

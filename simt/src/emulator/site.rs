@@ -11,13 +11,14 @@ pub type Site = &'static Location<'static>;
 pub struct Tag(u32);
 
 impl Tag {
-    const KINDS: [AccessKind; 6] = [
+    const KINDS: [AccessKind; 7] = [
         AccessKind::Load,
         AccessKind::LoadConstant,
         AccessKind::LoadMatrix,
         AccessKind::Store,
         AccessKind::Atomic,
         AccessKind::AsyncCopy,
+        AccessKind::Wgmma,
     ];
 
     #[inline]

@@ -27,3 +27,11 @@ pub fn commit_async_copies() {
 pub fn wait_async_copies<const PENDING: u32>() {
     body::wait_async_copies::<PENDING>()
 }
+
+/// Makes this thread's earlier writes to shared memory, by stores and by copies it has waited for, visible to the async
+/// proxy: to `wgmma` and to bulk copies that read them after a barrier that follows. sm_90 only.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub fn fence_proxy_async() {
+    body::fence_proxy_async()
+}

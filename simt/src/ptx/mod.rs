@@ -5,6 +5,10 @@
 //! divergent branch.
 use core::arch::{asm, global_asm, nvptx};
 
+mod wgmma;
+
+pub use wgmma::*;
+
 unsafe extern "C" {
     #[link_name = "llvm.nvvm.shfl.sync.bfly.f32"]
     fn nvvm_shfl_bfly_f32(mask: u32, value: f32, lane_mask: u32, clamp: u32) -> f32;
@@ -391,6 +395,11 @@ pub fn commit_async_copies() {
 pub fn wait_async_copies<const PENDING: u32>() {
     // SAFETY: has no precondition.
     unsafe { asm!("cp.async.wait_group {0};", const PENDING, options(nostack)) }
+}
+#[inline(always)]
+pub fn fence_proxy_async() {
+    // SAFETY: has no precondition.
+    unsafe { asm!("fence.proxy.async.shared::cta;", options(nostack)) }
 }
 
 #[inline(always)]

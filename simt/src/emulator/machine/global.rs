@@ -80,6 +80,8 @@ impl Machine<'_> {
     /// `from` is good for `bytes`.
     pub unsafe fn store_global(&mut self, address: u64, from: *const u8, bytes: u32, site: Site) -> Outcome<()> {
         self.step(site)?;
+        // SAFETY: the caller's promise.
+        self.check_stored(unsafe { std::slice::from_raw_parts(from, bytes as usize) }, site)?;
         let (index, offset) = self.global_access(AccessKind::Store, address, bytes, bytes, site)?;
         // SAFETY: the range was checked and is writable; `from` is the caller's promise.
         unsafe { self.regions.region(index).write(offset, from, bytes) };

@@ -3,12 +3,15 @@ mod copies;
 mod global;
 mod rendezvous;
 mod shared;
+mod wgmma;
 
 use std::{cell::Cell, collections::VecDeque, ptr};
 
 use copies::PendingCopy;
 use corosensei::Yielder;
 pub use global::Order;
+use wgmma::Products;
+pub use wgmma::{A_SHARED, A_TRANSPOSED, ACCUMULATE, B_TRANSPOSED, BF16};
 
 use super::{
     clock::{self, Accessor, Clocks},
@@ -61,6 +64,8 @@ pub struct Machine<'m> {
     exited_warps: u32,
     /// Warps that wait at each named barrier.
     at_named_barrier: [u32; 16],
+    /// Warps that wait for their warpgroup at a `wgmma`.
+    at_product: u32,
 }
 
 struct Thread {
@@ -71,6 +76,8 @@ struct Thread {
     copies: VecDeque<PendingCopy>,
     groups: VecDeque<u32>,
     uncommitted: u32,
+    /// Accumulators it has handed to `wgmma`.
+    tickets: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -86,6 +93,7 @@ struct Warp {
     /// Lanes that wait or have exited.
     stopped: u32,
     registers: [Registers; 32],
+    products: Products,
 }
 
 impl<'m> Machine<'m> {
@@ -120,6 +128,7 @@ impl<'m> Machine<'m> {
             at_block_barrier: 0,
             exited_warps: 0,
             at_named_barrier: [0; 16],
+            at_product: 0,
         }
     }
 
@@ -173,13 +182,16 @@ impl<'m> Machine<'m> {
                 copies: VecDeque::new(),
                 groups: VecDeque::new(),
                 uncommitted: 0,
+                tickets: 0,
             })
             .collect();
-        self.warps = (0..warps).map(|_| Warp { ready: !0, stopped: 0, registers: [[0; 10]; 32] }).collect();
+        let warp = |_| Warp { ready: !0, stopped: 0, registers: [[0; 10]; 32], products: Products::default() };
+        self.warps = (0..warps).map(warp).collect();
         self.ready_warps = !0 >> (32 - warps);
         self.at_block_barrier = 0;
         self.exited_warps = 0;
         self.at_named_barrier = [0; 16];
+        self.at_product = 0;
     }
 
     /// Picks the thread that goes on now; `None` when none can.
@@ -262,10 +274,25 @@ impl<'m> Machine<'m> {
             Rule::Race(thread, tag) => {
                 EmulatorError::DataRace { byte, first: self.earlier(thread, tag), second: access }
             }
+            Rule::Unfenced(thread, tag) => {
+                EmulatorError::MissingProxyFence { write: self.earlier(thread, tag), read: access }
+            }
+            Rule::Held => {
+                let offset = address as u32 - self.shared.address(0) + conflict.offset as u32;
+                let (warp, location) = self.reader_of(offset as usize).expect("a product holds the bytes");
+                let place = Place { location, thread: 32 * warp as u32, block: self.block };
+                EmulatorError::UnfinishedProduct { product: place, access }
+            }
             Rule::NotConstant(thread, tag) => {
                 EmulatorError::NotConstant { load: access, store: self.earlier(thread, tag) }
             }
         })
+    }
+
+    /// What the running thread wrote is visible to the async proxy for whoever is ordered after this.
+    pub fn fence_proxy(&mut self) {
+        self.clocks.fence_proxy(self.thread);
+        self.accessor = self.clocks.accessor(self.thread);
     }
 
     fn earlier(&self, thread: u32, tag: Tag) -> Earlier {

@@ -53,6 +53,7 @@ impl Machine<'_> {
         match first {
             Status::Waiting(operation, site) => self.warp_arrived(index, operation, site)?,
             _ => {
+                self.check_waited(index)?;
                 self.exited_warps |= 1 << index;
                 self.try_block_barrier()?;
             }
@@ -70,7 +71,7 @@ impl Machine<'_> {
         Ok(goes_on)
     }
 
-    fn release(&mut self, warps: u32) {
+    pub(super) fn release(&mut self, warps: u32) {
         for index in (0..32).filter(|index| warps >> index & 1 == 1) {
             let warp: &mut Warp = &mut self.warps[index];
             warp.ready = !0;
@@ -116,6 +117,10 @@ impl Machine<'_> {
                 tensor::multiply_accumulate(registers, arithmetic::f32_from_f16);
                 self.counters.mma += 1;
             }
+            Operation::Wgmma { columns } => return self.warp_at_product(index, columns, site),
+            Operation::WgmmaFence => self.fence_products(index),
+            Operation::WgmmaCommit => self.commit_products(index),
+            Operation::WgmmaWait { pending } => self.wait_products(index, pending)?,
             Operation::LoadMatrix => self.load_matrix(index, site, false)?,
             Operation::LoadMatrixTransposed => self.load_matrix(index, site, true)?,
         }

@@ -48,6 +48,8 @@ impl Machine<'_> {
     /// `from` is good for `bytes`.
     pub unsafe fn store_shared(&mut self, address: u32, from: *const u8, bytes: u32, site: Site) -> Outcome<()> {
         self.step(site)?;
+        // SAFETY: the caller's promise.
+        self.check_stored(unsafe { std::slice::from_raw_parts(from, bytes as usize) }, site)?;
         let offset = self.shared_offset(AccessKind::Store, address, bytes, site)?;
         let tag = self.sites.tag(AccessKind::Store, site);
         if let Err(conflict) = self.shared.shadow.write(offset, bytes, tag, &self.accessor, &self.clocks) {
