@@ -11,7 +11,8 @@
 //!
 //! 1. [`fence_proxy_async`](crate::asynchronous::fence_proxy_async) by the threads that wrote operands with ordinary
 //!    stores or `copy_async_16`, then a barrier;
-//! 2. [`fence`], directly before the first product: after whatever last touched the registers, zeroing included;
+//! 2. [`fence`], directly before the first product: after whatever last touched the registers, zeroing included. The
+//!    compiler may move arithmetic past it; where `ptxas` complains (C7519), [`settle`] or [`pin`] before the fence;
 //! 3. products, then [`commit_group`], in one straight line with the fence: `asm!` is not convergent, those two are;
 //! 4. [`wait_group`], and [`settle`] for other accumulators that the same wait finished.
 //!
@@ -213,6 +214,12 @@ pub unsafe fn wait_group<const PENDING: u32, const TILES: usize>(c: &mut [[f32; 
 pub fn settle<const TILES: usize>(c: &mut [[f32; 4]; TILES]) {
     const { assert!(1 <= TILES && TILES <= 32, "wgmma has 8 to 256 columns") }
     body::wgmma_settle(c)
+}
+
+/// Makes the compiler have `a` ready here: before a [`fence`], so that it computes nothing after it. No instruction.
+#[inline(always)]
+pub fn pin(a: &mut [u32; 4]) {
+    body::wgmma_pin(a)
 }
 
 #[cfg(all(test, not(target_arch = "nvptx64")))]

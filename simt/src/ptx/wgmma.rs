@@ -149,3 +149,11 @@ pub unsafe fn wgmma_registers<E: Element, B: Major, const TILES: usize>(
 pub fn wgmma_settle<const TILES: usize>(c: &mut [[f32; 4]; TILES]) {
     with_tiles!(settle(c))
 }
+#[inline(always)]
+pub fn wgmma_pin(a: &mut [u32; 4]) {
+    // SAFETY: a comment.
+    unsafe {
+        asm!("// {} {} {} {}", inout(reg32) a[0], inout(reg32) a[1], inout(reg32) a[2], inout(reg32) a[3],
+            options(nomem, nostack))
+    }
+}
