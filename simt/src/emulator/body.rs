@@ -4,8 +4,10 @@ use std::{
     panic::{Location, resume_unwind},
 };
 
+mod mbarrier;
 mod wgmma;
 
+pub use mbarrier::*;
 pub use wgmma::*;
 
 pub use super::arithmetic::{exp2, log2, reciprocal};
@@ -62,11 +64,16 @@ fn with<R>(question: impl FnOnce(&mut Machine) -> Result<R, Box<EmulatorError>>)
 /// Meets the other threads at a rendezvous point and returns this lane's results.
 fn meet(operation: Operation, site: Site, operands: Registers) -> Registers {
     if !with(|machine| machine.arrive(operation, site, operands)) {
-        let yielder = with(|machine| Ok(machine.yielder()));
-        // SAFETY: the yielder lives on this thread's own stack, below this frame.
-        unsafe { (*yielder).suspend(()) }
+        suspend();
     }
     with(|machine| Ok(machine.results()))
+}
+
+/// Lets other threads go on until the machine picks this one again.
+fn suspend() {
+    let yielder = with(|machine| Ok(machine.yielder()));
+    // SAFETY: the yielder lives on this thread's own stack, below this frame.
+    unsafe { (*yielder).suspend(()) }
 }
 
 fn operands<const N: usize>(values: [u32; N]) -> Registers {

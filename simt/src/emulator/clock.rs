@@ -12,8 +12,12 @@ use std::{
     rc::Rc,
 };
 
-/// Ranks a [`GlobalMemory`](super::GlobalMemory) can count: thread ids are 32 bits, of which 10 are the thread.
-pub const MAX_RANKS: u32 = u32::MAX / 1024 - 1;
+/// Warps with ids in each block: 32 of threads, and 32 more whose threads stand for the block's `mbarrier`s.
+const WARPS: u32 = 64;
+const THREADS: u32 = 32 * WARPS;
+
+/// Ranks a [`GlobalMemory`](super::GlobalMemory) can count: thread ids are 32 bits, of which 11 are the thread.
+pub const MAX_RANKS: u32 = u32::MAX / THREADS - 1;
 
 /// Who accesses memory now.
 #[derive(Clone, Copy, Default)]
@@ -41,13 +45,13 @@ pub struct Reading {
 /// Id of a thread: unique over the launches on one memory, and not 0.
 #[inline]
 pub fn thread_id(rank: u32, thread: u32) -> u32 {
-    rank * 1024 + thread + 1
+    rank * THREADS + thread + 1
 }
 
 /// Rank and index in its block of the thread with this id.
 #[inline]
 pub fn thread_of(id: u32) -> (u32, u32) {
-    ((id - 1) / 1024, (id - 1) % 1024)
+    ((id - 1) / THREADS, (id - 1) % THREADS)
 }
 
 /// Id of the warp of a thread.
@@ -65,12 +69,18 @@ pub fn lane_id(warp_id: u32, lane: u32) -> u32 {
 /// Whether two warps belong to one block.
 #[inline]
 pub fn same_block(warp_id: u32, other: u32) -> bool {
-    (warp_id - 1) / 32 == (other - 1) / 32
+    (warp_id - 1) / WARPS == (other - 1) / WARPS
 }
 
-/// What atomics have made known.
-#[derive(Clone, Default)]
-struct Knowledge {
+/// Index in its block of the warp that accesses.
+#[inline]
+fn warp_index(now: &Accessor) -> usize {
+    ((now.warp - 1) % WARPS) as usize
+}
+
+/// What atomics and `mbarrier`s have made known.
+#[derive(Clone, Default, PartialEq)]
+pub struct Knowledge {
     /// By warp id: everything up to the epoch.
     warps: BTreeMap<u32, u32>,
     /// By thread id: what that thread alone did up to the epoch.
@@ -87,21 +97,37 @@ impl Knowledge {
         }
     }
 
+    /// What both know.
+    fn common(&self, other: &Knowledge) -> Knowledge {
+        let both = |ours: &BTreeMap<u32, u32>, theirs: &BTreeMap<u32, u32>| {
+            ours.iter().filter_map(|(id, epoch)| Some((*id, *epoch.min(theirs.get(id)?)))).collect()
+        };
+        Knowledge { warps: both(&self.warps, &other.warps), threads: both(&self.threads, &other.threads) }
+    }
+
     fn covers(&self, thread: u32, epoch: u32) -> bool {
         let reaches = |known: Option<&u32>| known.is_some_and(|known| epoch <= *known);
         reaches(self.warps.get(&warp_id(thread))) || reaches(self.threads.get(&thread))
     }
 }
 
-type Learned = Option<Rc<Knowledge>>;
+pub type Learned = Option<Rc<Knowledge>>;
 
-fn join(into: &mut Learned, other: &Learned) {
+/// Adds what one knows to what another does.
+pub fn join(into: &mut Learned, other: &Learned) {
     match (into.as_mut(), other) {
         (_, None) => {}
         (None, Some(_)) => into.clone_from(other),
         (Some(known), Some(more)) if Rc::ptr_eq(known, more) => {}
         (Some(known), Some(more)) => Rc::make_mut(known).learn(more),
     }
+}
+
+/// What the warps of a barrier have told it.
+#[derive(Default)]
+pub struct Told {
+    known: [u32; 32],
+    learned: Learned,
 }
 
 pub struct Clocks {
@@ -114,8 +140,12 @@ pub struct Clocks {
     known: Vec<[u32; 32]>,
     learned_by_warp: Vec<Learned>,
     learned_by_thread: Vec<Learned>,
+    /// Warps whose threads have learned something since `share_common`.
+    unshared: u32,
     /// By thread: the epochs that ended with a fence towards the async proxy, ascending.
     proxy_fences: Vec<Vec<u32>>,
+    /// The same for a fence that only covers `mbarrier`s.
+    mbarrier_fences: Vec<Vec<u32>>,
     /// What each atomic location has been told.
     locations: HashMap<u64, Learned>,
 }
@@ -129,7 +159,9 @@ impl Clocks {
             known: Vec::new(),
             learned_by_warp: Vec::new(),
             learned_by_thread: Vec::new(),
+            unshared: 0,
             proxy_fences: Vec::new(),
+            mbarrier_fences: Vec::new(),
             locations: HashMap::new(),
         }
     }
@@ -141,7 +173,9 @@ impl Clocks {
         self.known = vec![[0; 32]; warps];
         self.learned_by_warp = vec![None; warps];
         self.learned_by_thread = vec![None; threads];
+        self.unshared = 0;
         self.proxy_fences = vec![Vec::new(); threads];
+        self.mbarrier_fences = vec![Vec::new(); threads];
     }
 
     #[inline]
@@ -174,7 +208,7 @@ impl Clocks {
     /// Whether all of the reading is ordered before what the accessor does now.
     #[inline]
     pub fn reading_is_before(&self, reading: &Reading, now: &Accessor) -> bool {
-        let (rank, warp) = ((reading.warp - 1) / 32, (reading.warp - 1) % 32);
+        let (rank, warp) = ((reading.warp - 1) / WARPS, (reading.warp - 1) % WARPS);
         (rank == self.rank && reading.epoch <= self.known_here(warp, now))
             || (reading.warp == now.warp && reading.lanes == now.lanes && now.thread != 0)
             || (0..32)
@@ -185,73 +219,123 @@ impl Clocks {
 
     #[inline]
     fn known_here(&self, warp: u32, now: &Accessor) -> u32 {
-        self.known[(now.warp as usize - 1) % 32][warp as usize]
+        self.known[warp_index(now)].get(warp as usize).copied().unwrap_or(0)
     }
 
     #[cold]
     fn is_before_elsewhere(&self, thread: u32, epoch: u32, now: &Accessor) -> bool {
         let covers = |learned: &Learned| learned.as_ref().is_some_and(|known| known.covers(thread, epoch));
         thread_of(thread).0 < self.first_rank
-            || covers(&self.learned_by_warp[(now.warp as usize - 1) % 32])
+            || covers(&self.learned_by_warp[warp_index(now)])
             || (now.thread != 0 && covers(&self.learned_by_thread[thread_of(now.thread).1 as usize]))
     }
 
     /// A fence between the proxies: it ends the thread's epoch, so that what came before it can be told apart.
     pub fn fence_proxy(&mut self, thread: u32) {
-        let epoch = &mut self.epochs[thread as usize];
-        self.proxy_fences[thread as usize].push(*epoch);
-        *epoch += 1;
+        self.proxy_fences[thread as usize].push(self.epochs[thread as usize]);
+        self.epochs[thread as usize] += 1;
+    }
+
+    /// The same for `mbarrier`s alone.
+    pub fn fence_mbarriers(&mut self, thread: u32) {
+        self.mbarrier_fences[thread as usize].push(self.epochs[thread as usize]);
+        self.epochs[thread as usize] += 1;
     }
 
     /// Whether the thread of this block that wrote in `epoch` has fenced since, ordered before what the accessor does.
     pub fn is_fenced(&self, thread: u32, epoch: u32, now: &Accessor) -> bool {
-        let fences = &self.proxy_fences[thread_of(thread).1 as usize];
+        self.has_fence(&self.proxy_fences, thread, epoch, now)
+    }
+
+    fn has_fence(&self, fences: &[Vec<u32>], thread: u32, epoch: u32, now: &Accessor) -> bool {
+        let fences = &fences[thread_of(thread).1 as usize];
         let first = fences.partition_point(|fence| *fence < epoch);
         fences.get(first).is_some_and(|fence| self.is_before(thread, fence + 1, now))
     }
 
     /// Orders everything the warps of the set did before everything they will do.
     pub fn synchronise(&mut self, warps: u32) {
+        let mut told = Told::default();
         let members = || (0..32usize).filter(|warp| warps >> warp & 1 == 1);
-        let mut known = [0; 32];
-        let mut learned = None;
-        for warp in members() {
-            for (known, more) in known.iter_mut().zip(&self.known[warp]) {
-                *known = (*known).max(*more);
-            }
-            join(&mut learned, &self.learned_by_warp[warp]);
-            for thread in 32 * warp..32 * warp + 32 {
-                if self.learned_by_thread[thread].is_some() {
-                    join(&mut learned, &self.learned_by_thread[thread].take());
-                }
-            }
+        members().for_each(|warp| self.tell(warp, &mut told));
+        members().for_each(|warp| self.hear(warp, &told));
+    }
+
+    /// Adds everything a warp did and knows, and starts an epoch for what it does next.
+    pub fn tell(&mut self, warp: usize, told: &mut Told) {
+        let lanes = 32 * warp..32 * warp + 32;
+        for (told, more) in told.known.iter_mut().zip(&self.known[warp]) {
+            *told = (*told).max(*more);
         }
-        for warp in members() {
-            known[warp] = self.epochs[32 * warp..32 * warp + 32].iter().copied().fold(known[warp], u32::max);
-        }
-        for warp in members() {
-            self.known[warp] = known;
-            self.epochs[32 * warp..32 * warp + 32].fill(known[warp] + 1);
-            self.learned_by_warp[warp].clone_from(&learned);
+        let latest = self.epochs[lanes.clone()].iter().copied().fold(told.known[warp], u32::max);
+        told.known[warp] = latest;
+        self.epochs[lanes.clone()].fill(latest + 1);
+        join(&mut told.learned, &self.learned_by_warp[warp]);
+        for thread in lanes.filter(|thread| self.learned_by_thread[*thread].is_some()) {
+            join(&mut told.learned, &self.learned_by_thread[thread]);
         }
     }
 
-    /// An atomic with acquire and release ordering: the thread tells the location all it knows, and learns what the
-    /// location has been told.
-    pub fn acquire_release(&mut self, address: u64, thread: u32) {
+    /// Orders what was told before everything the warp does from now on. It has told its own.
+    pub fn hear(&mut self, warp: usize, told: &Told) {
+        for (known, more) in self.known[warp].iter_mut().zip(&told.known) {
+            *known = (*known).max(*more);
+        }
+        join(&mut self.learned_by_warp[warp], &told.learned);
+        self.learned_by_thread[32 * warp..32 * warp + 32].fill(None);
+        self.unshared &= !(1 << warp);
+    }
+
+    /// What all lanes of a warp have learned by themselves, the warp knows.
+    pub fn share_common(&mut self, warp: usize) {
+        if self.unshared >> warp & 1 == 0 {
+            return;
+        }
+        self.unshared &= !(1 << warp);
+        let lanes = &mut self.learned_by_thread[32 * warp..32 * warp + 32];
+        let Some(Some(first)) = lanes.first().cloned() else { return };
+        let mut common = first.clone();
+        for lane in &lanes[1..] {
+            match lane {
+                Some(other) if Rc::ptr_eq(other, &first) => {}
+                Some(other) => common = Rc::new(common.common(other)),
+                None => return,
+            }
+        }
+        for lane in lanes {
+            if lane.as_ref().is_some_and(|lane| **lane == *common) {
+                *lane = None;
+            }
+        }
+        join(&mut self.learned_by_warp[warp], &Some(common));
+    }
+
+    /// A release: adds all that the thread did and knows, and starts an epoch for what it does next.
+    pub fn release_into(&mut self, told: &mut Learned, thread: u32) {
         let (index, warp) = (thread as usize, thread as usize / 32);
-        let mut told = self.locations.remove(&address).flatten();
-        join(&mut told, &self.learned_by_warp[warp]);
-        join(&mut told, &self.learned_by_thread[index]);
-        let mut told = told.unwrap_or_default();
-        let knowledge = Rc::make_mut(&mut told);
+        join(told, &self.learned_by_warp[warp]);
+        join(told, &self.learned_by_thread[index]);
+        let knowledge = Rc::make_mut(told.get_or_insert_default());
         for (warp, &epoch) in (0..).zip(&self.known[warp]).filter(|(_, epoch)| **epoch > 0) {
             let known = knowledge.warps.entry(warp_id(thread_id(self.rank, 32 * warp))).or_default();
             *known = epoch.max(*known);
         }
         knowledge.threads.insert(thread_id(self.rank, thread), self.epochs[index]);
-        self.learned_by_thread[index] = Some(told.clone());
-        self.locations.insert(address, Some(told));
         self.epochs[index] += 1;
+    }
+
+    /// An acquire: the thread learns what was told.
+    pub fn acquire_from(&mut self, told: &Learned, thread: u32) {
+        join(&mut self.learned_by_thread[thread as usize], told);
+        self.unshared |= 1 << (thread / 32);
+    }
+
+    /// An atomic with acquire and release ordering: the thread tells the location all it knows, and learns what the
+    /// location has been told.
+    pub fn acquire_release(&mut self, address: u64, thread: u32) {
+        let mut told = self.locations.remove(&address).flatten();
+        self.release_into(&mut told, thread);
+        self.acquire_from(&told, thread);
+        self.locations.insert(address, told);
     }
 }

@@ -35,4 +35,6 @@ pub struct Counters {
     pub block_barriers: u64,
     /// Named barriers, one a phase.
     pub named_barriers: u64,
+    /// Phases that `mbarrier`s completed.
+    pub mbarrier_phases: u64,
 }

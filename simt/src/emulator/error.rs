@@ -28,6 +28,10 @@ pub enum AccessKind {
     AsyncCopy,
     /// Sixteen bytes of an operand of `wgmma`, read on behalf of a whole warp.
     Wgmma,
+    /// An operation on an `mbarrier`.
+    Mbarrier,
+    /// A bulk copy, by tensor map or plain: it reads or writes shared memory through the async proxy.
+    BulkCopy,
 }
 
 /// A source line, and the thread that ran it.
@@ -99,6 +103,23 @@ pub enum Operation {
         /// Groups that may stay unfinished.
         pending: u32,
     },
+    /// `raise_register_limit`.
+    RaiseRegisterLimit {
+        /// Registers a thread will have.
+        registers: u32,
+    },
+    /// `lower_register_limit`.
+    LowerRegisterLimit {
+        /// Registers a thread will have.
+        registers: u32,
+    },
+    /// `Mbarrier::wait`. Each thread waits on its own.
+    MbarrierWait {
+        /// Shared address of the barrier.
+        address: u32,
+        /// The parity of the phase waited for.
+        parity: u32,
+    },
     /// `sync_threads`.
     SyncThreads,
     /// `sync_named_barrier`.
@@ -106,6 +127,13 @@ pub enum Operation {
         /// Barrier id, 1 to 15.
         id: u32,
         /// Threads it waits for.
+        threads: u32,
+    },
+    /// `arrive_named_barrier`.
+    NamedBarrierArrive {
+        /// Barrier id, 1 to 15.
+        id: u32,
+        /// Threads it counts.
         threads: u32,
     },
 }
@@ -287,12 +315,54 @@ pub enum EmulatorError {
     /// A named barrier was called with an impossible id or thread count, or with a count its phase does not have.
     #[error("named barrier: {field} is {found}, wanted {wanted}; {place}")]
     NamedBarrier {
-        /// `id` or `threads`.
+        /// `id`, `threads` or `arrivals`.
         field: &'static str,
         /// The value found.
         found: u32,
         /// What would have been right.
         wanted: String,
+        /// Who and where.
+        place: Place,
+    },
+    /// A register limit that contradicts the warpgroup's earlier one, or that the block cannot have.
+    #[error("register limit: {registers}, wanted {wanted}; {place}")]
+    RegisterLimit {
+        /// The value found.
+        registers: u32,
+        /// What would have been right.
+        wanted: String,
+        /// Who and where.
+        place: Place,
+    },
+    /// An `mbarrier` was made for no arrivals, or for more than its counter holds.
+    #[error("mbarrier for {arrivals} arrivals, supported is 1 to 1048575; {place}")]
+    MbarrierCount {
+        /// The value found.
+        arrivals: u32,
+        /// Who and where.
+        place: Place,
+    },
+    /// There is no `mbarrier` at the address.
+    #[error("no mbarrier at shared {address:#x}; {place}")]
+    MbarrierMissing {
+        /// The address.
+        address: u32,
+        /// Who and where.
+        place: Place,
+    },
+    /// An `mbarrier` was made where one lives.
+    #[error("the mbarrier at shared {address:#x} is initialised again while it lives; {place}")]
+    MbarrierAlive {
+        /// The address.
+        address: u32,
+        /// Who and where.
+        place: Place,
+    },
+    /// More arrivals than a phase of an `mbarrier` has, while its bytes are not complete.
+    #[error("mbarrier: an arrival after all {arrivals} of the phase; {place}")]
+    MbarrierOverrun {
+        /// Arrivals of a phase.
+        arrivals: u32,
         /// Who and where.
         place: Place,
     },
@@ -332,6 +402,8 @@ impl fmt::Display for AccessKind {
             AccessKind::Atomic => "atomic",
             AccessKind::AsyncCopy => "asynchronous copy",
             AccessKind::Wgmma => "wgmma operand",
+            AccessKind::Mbarrier => "mbarrier operation",
+            AccessKind::BulkCopy => "bulk copy",
         })
     }
 }
@@ -367,8 +439,16 @@ impl fmt::Display for Operation {
             Operation::WgmmaFence => f.write_str("wgmma fence"),
             Operation::WgmmaCommit => f.write_str("wgmma commit_group"),
             Operation::WgmmaWait { pending } => write!(f, "wgmma wait_group {pending}"),
+            Operation::RaiseRegisterLimit { registers } => write!(f, "raise_register_limit to {registers}"),
+            Operation::LowerRegisterLimit { registers } => write!(f, "lower_register_limit to {registers}"),
+            Operation::MbarrierWait { address, parity } => {
+                write!(f, "a wait for parity {parity} of the mbarrier at shared {address:#x}")
+            }
             Operation::SyncThreads => f.write_str("sync_threads"),
             Operation::NamedBarrier { id, threads } => write!(f, "named barrier {id} for {threads} threads"),
+            Operation::NamedBarrierArrive { id, threads } => {
+                write!(f, "arrival at named barrier {id} for {threads} threads")
+            }
         }
     }
 }

@@ -81,7 +81,7 @@ impl Launch {
                 invalid("shared_bytes", shared_bytes, "at most 227 KiB")
             }
             Launch { grid_blocks, .. } if grid_blocks > MAX_RANKS - memory.regions.next_rank => {
-                invalid("grid_blocks", grid_blocks, "4 million blocks over all launches on one GlobalMemory")
+                invalid("grid_blocks", grid_blocks, "2 million blocks over all launches on one GlobalMemory")
             }
             _ => Ok(()),
         }

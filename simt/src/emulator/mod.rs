@@ -51,14 +51,16 @@
 //! * **Poison.** A byte is written before it is read: shared memory in every block anew, global memory where it was
 //!   registered as uninitialised.
 //! * **Order.** Two accesses to one byte, one of them a write, are ordered. Order comes from a thread's own program,
-//!   from `sync_warp`, `sync_threads` and named barriers among the threads that take part, and from atomics: an
+//!   from `sync_warp`, `sync_threads` and named barriers among the threads that take part (from those that only arrive to
+//!   those that wait), from `mbarrier`s (from those that arrive to those that wait for the phase), and from atomics: an
 //!   acquire-and-release atomic passes on what its own thread did and had learned to whoever next touches the same
 //!   address so. Shuffles, votes, `ldmatrix` and `mma` order nothing; neither does a relaxed atomic. Unordered stores
 //!   of one and the same value are a race too. `ldmatrix` reads for the whole warp, so even the lane that wrote a row
 //!   needs a `sync_warp` before it. One launch is ordered before the next.
 //! * **Rendezvous.** The 32 lanes of a warp stand at the same call, or have all exited: a lane that waits elsewhere,
 //!   or has returned early, is an error. All warps of a block that have not exited meet at the same call of
-//!   `sync_threads`; the warps of a named barrier may come from different ones. Waiting that cannot end is an error
+//!   `sync_threads`; the warps of a named barrier may come from different ones. The four warps of a warpgroup meet at a
+//!   `wgmma` and at a register limit. At an `mbarrier` each thread waits on its own. Waiting that cannot end is an error
 //!   that lists who waits where.
 //! * **Asynchronous copies** take effect at the wait of the thread that issued them, no earlier. Until then an access
 //!   to their destination is an error, and a write to their source is a race; afterwards the bytes are that thread's
@@ -76,7 +78,8 @@
 //!
 //! A loop that calls nothing of this crate. Bytes between registered regions that happen to lie in another one. A
 //! race that this input does not exercise. Two relaxed atomics by different threads, after which a plain read is
-//! ordered with only the first. Arithmetic on accumulators in flight whose result is dropped. Timing, caches and register pressure.
+//! ordered with only the first. Arithmetic on accumulators in flight whose result is dropped. Timing, caches and
+//! register pressure.
 //!
 //! # Source lines
 //!

@@ -11,7 +11,7 @@ pub type Site = &'static Location<'static>;
 pub struct Tag(u32);
 
 impl Tag {
-    const KINDS: [AccessKind; 7] = [
+    const KINDS: [AccessKind; 9] = [
         AccessKind::Load,
         AccessKind::LoadConstant,
         AccessKind::LoadMatrix,
@@ -19,11 +19,13 @@ impl Tag {
         AccessKind::Atomic,
         AccessKind::AsyncCopy,
         AccessKind::Wgmma,
+        AccessKind::Mbarrier,
+        AccessKind::BulkCopy,
     ];
 
     #[inline]
     pub fn kind(self) -> AccessKind {
-        Tag::KINDS[(self.0 & 7) as usize]
+        Tag::KINDS[(self.0 & 15) as usize]
     }
 }
 
@@ -49,7 +51,7 @@ impl Sites {
             number = self.number(site);
             self.cache[slot] = (address, number);
         }
-        Tag(number << 3 | kind as u32)
+        Tag(number << 4 | kind as u32)
     }
 
     #[cold]
@@ -61,6 +63,6 @@ impl Sites {
     }
 
     pub fn site(&self, tag: Tag) -> Site {
-        self.sites[(tag.0 >> 3) as usize - 1]
+        self.sites[(tag.0 >> 4) as usize - 1]
     }
 }

@@ -22,3 +22,15 @@ pub unsafe fn sync_named_barrier(id: u32, threads: u32) {
     // SAFETY: the caller's contract is this function's own.
     unsafe { body::sync_named_barrier(id, threads) }
 }
+
+/// Arrives at barrier `id` (1 to 15) without waiting: what this warp did is ordered before what the threads do that
+/// [wait](sync_named_barrier) at it in the same phase.
+///
+/// # Safety
+/// As [`sync_named_barrier`]; the arriving threads count too.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub unsafe fn arrive_named_barrier(id: u32, threads: u32) {
+    // SAFETY: the caller's contract is this function's own.
+    unsafe { body::arrive_named_barrier(id, threads) }
+}

@@ -5,8 +5,10 @@
 //! divergent branch.
 use core::arch::{asm, global_asm, nvptx};
 
+mod mbarrier;
 mod wgmma;
 
+pub use mbarrier::*;
 pub use wgmma::*;
 
 unsafe extern "C" {

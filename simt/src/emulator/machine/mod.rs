@@ -1,6 +1,7 @@
 //! The state of the block that runs now, and every question a thread may ask it.
 mod copies;
 mod global;
+mod mbarrier;
 mod rendezvous;
 mod shared;
 mod wgmma;
@@ -10,6 +11,8 @@ use std::{cell::Cell, collections::VecDeque, ptr};
 use copies::PendingCopy;
 use corosensei::Yielder;
 pub use global::Order;
+use mbarrier::Mbarrier;
+use rendezvous::NamedBarrier;
 use wgmma::Products;
 pub use wgmma::{A_SHARED, A_TRANSPOSED, ACCUMULATE, B_TRANSPOSED, BF16};
 
@@ -62,10 +65,12 @@ pub struct Machine<'m> {
     /// Warps that wait at `sync_threads`, and those that have exited.
     at_block_barrier: u32,
     exited_warps: u32,
-    /// Warps that wait at each named barrier.
-    at_named_barrier: [u32; 16],
-    /// Warps that wait for their warpgroup at a `wgmma`.
-    at_product: u32,
+    named_barriers: [NamedBarrier; 16],
+    mbarriers: Vec<Mbarrier>,
+    /// Warps that wait for their warpgroup.
+    at_warpgroup: u32,
+    /// Registers a thread of each warpgroup has, where it has said so.
+    register_limits: [Option<u32>; 8],
 }
 
 struct Thread {
@@ -127,8 +132,10 @@ impl<'m> Machine<'m> {
             ready_warps: 0,
             at_block_barrier: 0,
             exited_warps: 0,
-            at_named_barrier: [0; 16],
-            at_product: 0,
+            named_barriers: Default::default(),
+            mbarriers: Vec::new(),
+            at_warpgroup: 0,
+            register_limits: [None; 8],
         }
     }
 
@@ -190,8 +197,10 @@ impl<'m> Machine<'m> {
         self.ready_warps = !0 >> (32 - warps);
         self.at_block_barrier = 0;
         self.exited_warps = 0;
-        self.at_named_barrier = [0; 16];
-        self.at_product = 0;
+        self.named_barriers = Default::default();
+        self.mbarriers.clear();
+        self.at_warpgroup = 0;
+        self.register_limits = [None; 8];
     }
 
     /// Picks the thread that goes on now; `None` when none can.

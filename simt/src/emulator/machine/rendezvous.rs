@@ -7,10 +7,22 @@ use std::{ops::Range, ptr};
 use super::{Machine, Outcome, Status, Warp};
 use crate::emulator::{
     arithmetic,
+    clock::Told,
     error::{EmulatorError, Operation, Waiting},
     site::Site,
     tensor::{self, Registers},
 };
+
+/// The current phase of a named barrier.
+#[derive(Default)]
+pub(super) struct NamedBarrier {
+    /// What the first warp to come said, and where.
+    first: Option<(u32, Site)>,
+    /// Warps that have come, and those of them that wait.
+    arrived: u32,
+    waiting: u32,
+    told: Told,
+}
 
 impl Machine<'_> {
     /// The running thread arrives; true if it may go on at once, because it was the last one missing.
@@ -50,6 +62,7 @@ impl Machine<'_> {
             return Err(Box::new(EmulatorError::Divergence { block: self.block, warp: index as u32, waiting }));
         }
         self.traffic.gather(index, &mut self.counters);
+        self.clocks.share_common(index);
         match first {
             Status::Waiting(operation, site) => self.warp_arrived(index, operation, site)?,
             _ => {
@@ -90,7 +103,27 @@ impl Machine<'_> {
                 self.at_block_barrier |= 1 << index;
                 return self.try_block_barrier();
             }
-            Operation::NamedBarrier { id, threads } => return self.arrive_named_barrier(index, id, threads),
+            Operation::NamedBarrier { id, threads } => return self.at_named_barrier(index, id, threads, true, site),
+            Operation::NamedBarrierArrive { id, threads } => {
+                return self.at_named_barrier(index, id, threads, false, site);
+            }
+            Operation::Wgmma { .. } | Operation::RaiseRegisterLimit { .. } | Operation::LowerRegisterLimit { .. } => {
+                if self.warpgroup_arrived(index)? {
+                    match operation {
+                        Operation::Wgmma { columns } => self.start_products(index / 4, columns, site)?,
+                        Operation::RaiseRegisterLimit { registers } => {
+                            self.set_register_limit(index / 4, registers, true, site)?;
+                        }
+                        Operation::LowerRegisterLimit { registers } => {
+                            self.set_register_limit(index / 4, registers, false, site)?;
+                        }
+                        _ => {}
+                    }
+                    self.release(0b1111 << (index / 4 * 4));
+                }
+                return Ok(());
+            }
+            Operation::MbarrierWait { .. } => {}
             Operation::SyncWarp => self.clocks.synchronise(1 << index),
             Operation::ShuffleXor | Operation::Shuffle => {
                 let values = registers.map(|registers| registers[0]);
@@ -117,7 +150,6 @@ impl Machine<'_> {
                 tensor::multiply_accumulate(registers, arithmetic::f32_from_f16);
                 self.counters.mma += 1;
             }
-            Operation::Wgmma { columns } => return self.warp_at_product(index, columns, site),
             Operation::WgmmaFence => self.fence_products(index),
             Operation::WgmmaCommit => self.commit_products(index),
             Operation::WgmmaWait { pending } => self.wait_products(index, pending)?,
@@ -164,30 +196,72 @@ impl Machine<'_> {
         Ok(())
     }
 
-    fn arrive_named_barrier(&mut self, index: usize, id: u32, threads: u32) -> Outcome<()> {
-        let here = self.at_named_barrier[id as usize];
-        if here != 0 {
-            let earlier = self.threads[32 * here.trailing_zeros() as usize].status;
-            if let Status::Waiting(Operation::NamedBarrier { threads: wanted, .. }, other) = earlier
-                && wanted != threads
-            {
-                let Status::Waiting(_, site) = self.threads[32 * index].status else { return Ok(()) };
-                return Err(Box::new(EmulatorError::NamedBarrier {
-                    field: "threads",
-                    found: threads,
-                    wanted: format!("{wanted}, as the warp that already waits at {other} said"),
-                    place: self.place(site),
-                }));
+    /// A whole warp comes to a named barrier, to wait or only to arrive.
+    fn at_named_barrier(&mut self, index: usize, id: u32, threads: u32, waits: bool, site: Site) -> Outcome<()> {
+        let place = self.place(site);
+        let barrier = &mut self.named_barriers[id as usize];
+        let wrong = |field, found, wanted| Err(Box::new(EmulatorError::NamedBarrier { field, found, wanted, place }));
+        match barrier.first {
+            Some((wanted, other)) if wanted != threads => {
+                let wanted = format!("{wanted}, as the warp that came first, at {other}, said");
+                return wrong("threads", threads, wanted);
             }
+            _ => barrier.first = Some((threads, site)),
         }
-        self.at_named_barrier[id as usize] |= 1 << index;
-        if 32 * self.at_named_barrier[id as usize].count_ones() == threads {
-            let warps = std::mem::take(&mut self.at_named_barrier[id as usize]);
+        if barrier.arrived >> index & 1 == 1 {
+            return wrong("arrivals", 2, "one of each warp in a phase".into());
+        }
+        barrier.arrived |= 1 << index;
+        if waits {
+            barrier.waiting |= 1 << index;
+        }
+        self.clocks.tell(index, &mut barrier.told);
+        if !waits {
+            self.release(1 << index);
+        }
+        if 32 * self.named_barriers[id as usize].arrived.count_ones() == threads {
+            let NamedBarrier { waiting, told, .. } = std::mem::take(&mut self.named_barriers[id as usize]);
             self.counters.named_barriers += 1;
-            self.clocks.synchronise(warps);
-            self.release(warps);
+            (0..32).filter(|warp| waiting >> warp & 1 == 1).for_each(|warp| self.clocks.hear(warp, &told));
+            self.release(waiting);
         }
         Ok(())
+    }
+
+    /// A whole warp stands at a point of its warpgroup; true once all four do. They are to be released then.
+    fn warpgroup_arrived(&mut self, index: usize) -> Outcome<bool> {
+        let first = index / 4 * 4;
+        self.at_warpgroup |= 1 << index;
+        let here = (first..self.warps.len().min(first + 4)).filter(|warp| self.at_warpgroup >> warp & 1 == 1);
+        let mut points = here.map(|warp| match self.threads[32 * warp].status {
+            Status::Waiting(operation, site) => Some((operation, site)),
+            _ => None,
+        });
+        let one = points.next();
+        if points.any(|point| Some(point) != one) || self.warps.len() < first + 4 {
+            let waiting = self.waiting(32 * first..self.threads.len().min(32 * first + 128));
+            let (block, warpgroup) = (self.block, first as u32 / 4);
+            return Err(Box::new(EmulatorError::WarpgroupDivergence { block, warpgroup, waiting }));
+        }
+        let complete = self.at_warpgroup >> first & 0b1111 == 0b1111;
+        if complete {
+            self.at_warpgroup &= !(0b1111 << first);
+        }
+        Ok(complete)
+    }
+
+    /// A warpgroup changes how many registers its threads have.
+    fn set_register_limit(&mut self, group: usize, registers: u32, raises: bool, site: Site) -> Outcome<()> {
+        const FILE: u32 = 1 << 16;
+        let before = self.register_limits[group].replace(registers);
+        let of_block = self.register_limits.iter().flatten().map(|limit| 128 * limit).sum::<u32>();
+        let wanted = match before {
+            Some(before) if raises && registers < before => format!("at least the {before} of now, to raise it"),
+            Some(before) if !raises && registers > before => format!("at most the {before} of now, to lower it"),
+            _ if of_block > FILE => format!("at most {FILE} in a block; its warpgroups now ask for {of_block}"),
+            _ => return Ok(()),
+        };
+        Err(Box::new(EmulatorError::RegisterLimit { registers, wanted, place: self.place(site) }))
     }
 
     /// Groups the threads that have stopped by where they did.

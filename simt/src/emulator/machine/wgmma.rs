@@ -5,9 +5,9 @@
 //! product until they are settled each value is a NaN with a *ticket*, and the numbers lie in a [`Chain`].
 use std::collections::VecDeque;
 
-use super::{Machine, Outcome, Status};
+use super::{Machine, Outcome};
 use crate::emulator::{
-    error::{AccessKind, EmulatorError, Operation, Place, Space},
+    error::{AccessKind, EmulatorError, Place, Space},
     site::Site,
     tensor::Registers,
     wgmma::{self, DEPTH, Operand, WARP_ROWS},
@@ -146,26 +146,9 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// A whole warp stands at a product. Once its warpgroup does, the product starts.
-    pub(super) fn warp_at_product(&mut self, index: usize, columns: u32, site: Site) -> Outcome<()> {
-        let first = index / 4 * 4;
-        let group = 0b1111 << first;
-        self.at_product |= 1 << index;
-        let arrived = self.at_product & group;
-        let together = (first..self.warps.len().min(first + 4)).filter(|warp| arrived >> warp & 1 == 1).all(|warp| {
-            let Status::Waiting(operation, other) = self.threads[32 * warp].status else { return false };
-            operation == Operation::Wgmma { columns } && other == site
-        });
-        if !together || self.warps.len() < first + 4 {
-            let threads = 32 * first..self.threads.len().min(32 * first + 128);
-            let (block, waiting) = (self.block, self.waiting(threads));
-            return Err(Box::new(EmulatorError::WarpgroupDivergence { block, warpgroup: first as u32 / 4, waiting }));
-        }
-        if arrived != group {
-            return Ok(());
-        }
-        self.at_product &= !group;
-        let running = self.thread;
+    /// A whole warpgroup stands at a product, which starts.
+    pub(super) fn start_products(&mut self, group: usize, columns: u32, site: Site) -> Outcome<()> {
+        let (first, running) = (4 * group, self.thread);
         self.check_uniform(first, site)?;
         for warp in first..first + 4 {
             self.thread = 32 * warp as u32;
@@ -174,7 +157,6 @@ impl Machine<'_> {
         self.thread = running;
         self.counters.wgmma += 1;
         self.counters.wgmma_flops += 2 * 64 * columns as u64 * DEPTH as u64;
-        self.release(group);
         Ok(())
     }
 

@@ -1,0 +1,158 @@
+//! `mbarrier`s. A phase completes when its arrivals have come and its bytes have landed, and they land when somebody
+//! waits for them, as late as the rules allow.
+//!
+//! To the race check the copies that complete on a barrier are the writes of a thread of the barrier's own
+//! ([`clock::agent_id`]), in epochs that are its phases: only who has waited for a phase is ordered after them.
+use super::{Machine, Outcome, Status};
+use crate::emulator::{
+    clock::{self, Learned},
+    error::{AccessKind, EmulatorError, Operation, Space},
+    site::Site,
+};
+
+const BYTES: u32 = 8;
+/// The counter has 20 bits.
+const MOST_ARRIVALS: u32 = (1 << 20) - 1;
+
+pub(super) struct Mbarrier {
+    address: u32,
+    alive: bool,
+    /// Arrivals of a phase, and those still missing in the current one.
+    arrivals: u32,
+    missing: u32,
+    /// Bytes announced for the current phase, and the last line that did.
+    expected_bytes: u64,
+    expect_site: Site,
+    /// Phases completed.
+    phase: u32,
+    /// What the current phase has been told, and what the completed ones had been.
+    told: Learned,
+    passed: Learned,
+    /// Threads that wait, and for which parity.
+    waiting: Vec<(u32, u32)>,
+}
+
+impl Machine<'_> {
+    pub fn init_mbarrier(&mut self, address: u32, arrivals: u32, site: Site) -> Outcome<()> {
+        self.step(site)?;
+        if !(1..=MOST_ARRIVALS).contains(&arrivals) {
+            return Err(Box::new(EmulatorError::MbarrierCount { arrivals, place: self.place(site) }));
+        }
+        self.touch_mbarrier(address, true, site)?;
+        if self.mbarriers.iter().any(|barrier| barrier.address == address && barrier.alive) {
+            return Err(Box::new(EmulatorError::MbarrierAlive { address, place: self.place(site) }));
+        }
+        self.mbarriers.push(Mbarrier {
+            address,
+            alive: true,
+            arrivals,
+            missing: arrivals,
+            expected_bytes: 0,
+            expect_site: site,
+            phase: 0,
+            told: None,
+            passed: None,
+            waiting: Vec::new(),
+        });
+        Ok(())
+    }
+
+    pub fn invalidate_mbarrier(&mut self, address: u32, site: Site) -> Outcome<()> {
+        self.step(site)?;
+        let index = self.mbarrier(address, site)?;
+        self.touch_mbarrier(address, true, site)?;
+        self.mbarriers[index].alive = false;
+        Ok(())
+    }
+
+    /// The running thread arrives, and announces `bytes` if there are any.
+    pub fn arrive_mbarrier(&mut self, address: u32, bytes: u32, site: Site) -> Outcome<()> {
+        self.step(site)?;
+        let index = self.mbarrier(address, site)?;
+        self.touch_mbarrier(address, false, site)?;
+        self.try_complete(index)?;
+        let place = self.place(site);
+        let barrier = &mut self.mbarriers[index];
+        if barrier.missing == 0 {
+            return Err(Box::new(EmulatorError::MbarrierOverrun { arrivals: barrier.arrivals, place }));
+        }
+        barrier.missing -= 1;
+        if bytes > 0 {
+            barrier.expected_bytes += bytes as u64;
+            barrier.expect_site = site;
+        }
+        self.clocks.release_into(&mut barrier.told, self.thread);
+        self.accessor = self.clocks.accessor(self.thread);
+        if !self.mbarriers[index].waiting.is_empty() {
+            self.try_complete(index)?;
+        }
+        Ok(())
+    }
+
+    /// The running thread waits; true if it may go on at once.
+    pub fn wait_mbarrier(&mut self, address: u32, parity: u32, site: Site) -> Outcome<bool> {
+        self.step(site)?;
+        let index = self.mbarrier(address, site)?;
+        self.touch_mbarrier(address, false, site)?;
+        if self.mbarriers[index].phase % 2 == parity {
+            self.try_complete(index)?;
+        }
+        if self.mbarriers[index].phase % 2 != parity {
+            self.clocks.acquire_from(&self.mbarriers[index].passed, self.thread);
+            self.accessor = self.clocks.accessor(self.thread);
+            return Ok(true);
+        }
+        self.mbarriers[index].waiting.push((self.thread, parity));
+        self.running().status = Status::Waiting(Operation::MbarrierWait { address, parity }, site);
+        Ok(false)
+    }
+
+    /// What the running thread initialised is visible to bulk copies of whoever is ordered after this.
+    pub fn fence_mbarriers(&mut self) {
+        self.clocks.fence_mbarriers(self.thread);
+        self.accessor = self.clocks.accessor(self.thread);
+    }
+
+    /// Index of the live barrier at an address.
+    pub(super) fn mbarrier(&self, address: u32, site: Site) -> Outcome<usize> {
+        let found = self.mbarriers.iter().position(|barrier| barrier.address == address && barrier.alive);
+        found.ok_or_else(|| Box::new(EmulatorError::MbarrierMissing { address, place: self.place(site) }))
+    }
+
+    /// A use of the barrier is ordered after its making and before its end.
+    fn touch_mbarrier(&mut self, address: u32, changes: bool, site: Site) -> Outcome<()> {
+        const KIND: AccessKind = AccessKind::Mbarrier;
+        let offset = self.shared_offset(KIND, address, BYTES, site)?;
+        let tag = self.sites.tag(KIND, site);
+        let shadow = &mut self.shared.shadow;
+        let result = match changes {
+            true => shadow.write(offset, BYTES, tag, &self.accessor, &self.clocks),
+            false => shadow.read(offset, BYTES, tag, &self.accessor, &self.clocks),
+        };
+        result.map_err(|conflict| self.conflict(Space::Shared, KIND, address as u64, BYTES, site, conflict))
+    }
+
+    /// Completes the current phase if everything it waits for has come, and lets go who waits for it.
+    fn try_complete(&mut self, index: usize) -> Outcome<()> {
+        let barrier = &mut self.mbarriers[index];
+        if barrier.missing > 0 || barrier.expected_bytes > 0 {
+            return Ok(());
+        }
+        barrier.phase += 1;
+        barrier.missing = barrier.arrivals;
+        barrier.expected_bytes = 0;
+        clock::join(&mut barrier.passed, &barrier.told.take());
+        self.counters.mbarrier_phases += 1;
+        let phase = barrier.phase;
+        let (free, waiting) = barrier.waiting.drain(..).partition(|(_, parity)| phase % 2 != *parity);
+        barrier.waiting = waiting;
+        let free: Vec<(u32, u32)> = free;
+        for (thread, _) in free {
+            self.clocks.acquire_from(&self.mbarriers[index].passed, thread);
+            self.threads[thread as usize].status = Status::Running;
+            self.warps[thread as usize / 32].ready |= 1 << (thread % 32);
+            self.ready_warps |= 1 << (thread / 32);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,34 @@
+//! `setmaxnreg`: warpgroups pass registers to each other. sm_90a only.
+//!
+//! A kernel starts with the same number in every thread; producers give most of theirs up, then consumers take more. A
+//! multiple of 8 from 24 to 256; over a block no more than the 65536 registers there are. ptxas heeds it only in a
+//! kernel with launch bounds.
+use crate::body;
+
+/// Gives registers up: from here on `REGISTERS` are enough for this warpgroup.
+///
+/// # Safety
+/// The 128 threads of a warpgroup reach this call together; the kernel had at least as many until now.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub unsafe fn lower_register_limit<const REGISTERS: u32>() {
+    const { assert!(is_limit(REGISTERS), "a multiple of 8 from 24 to 256") }
+    // SAFETY: the caller's contract is this function's own.
+    unsafe { body::setmaxnreg_dec::<REGISTERS>() }
+}
+
+/// Takes registers, waiting until others have given up enough.
+///
+/// # Safety
+/// The 128 threads of a warpgroup reach this call together; the kernel had at most as many until now.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+pub unsafe fn raise_register_limit<const REGISTERS: u32>() {
+    const { assert!(is_limit(REGISTERS), "a multiple of 8 from 24 to 256") }
+    // SAFETY: the caller's contract is this function's own.
+    unsafe { body::setmaxnreg_inc::<REGISTERS>() }
+}
+
+const fn is_limit(registers: u32) -> bool {
+    registers.is_multiple_of(8) && registers >= 24 && registers <= 256
+}
