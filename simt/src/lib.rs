@@ -1,11 +1,11 @@
 //! The GPU's vocabulary, written once and given two bodies.
 //!
 //! A kernel is an ordinary generic `unsafe fn` that speaks only the functions of this crate: thread and block
-//! ids, warp shuffles and votes, barriers (`mbarrier` too), shared and global pointers, asynchronous copies,
-//! `ldmatrix`, `mma`, `wgmma`, atomics and fast math. Compiled for `nvptx64-nvidia-cuda` each function is the PTX
-//! instruction it is named after (the module `ptx`); on any other target the same call runs inside the `emulator` of
-//! a thread block, which reports what hardware would let pass in silence (feature `emulator`; its module page has the
-//! rules).
+//! ids, warp shuffles and votes, barriers (`mbarrier` too), shared and global pointers, asynchronous and bulk
+//! copies, `ldmatrix`, `mma`, `wgmma`, atomics and fast math. Compiled for `nvptx64-nvidia-cuda` each function is the
+//! PTX instruction it is named after (the module `ptx`); on any other target the same call runs inside the `emulator`
+//! of a thread block, which reports what hardware would let pass in silence (feature `emulator`; its module page has
+//! the rules).
 //!
 //! The face (the modules below) holds names, signatures and documentation; the bodies hold no documentation of
 //! their own. Names follow `cuda_std` where it has one.
@@ -29,6 +29,7 @@ mod face {
     pub mod asynchronous;
     pub mod atomic;
     pub mod block;
+    pub mod bulk;
     pub mod global;
     pub mod grid;
     pub mod math;

@@ -190,9 +190,8 @@ fn misused_barriers() {
     let missing = error(|| unsafe {
         barrier(0).arrive(); // no barrier
     });
-    assert!(
-        matches!(missing, EmulatorError::MbarrierMissing { place, .. } if place.location.line() == line_of("no barrier"))
-    );
+    let EmulatorError::MbarrierMissing { place, .. } = missing else { panic!("{missing}") };
+    assert_eq!(place.location.line(), line_of("no barrier"));
     let empty = error(|| unsafe { barrier(0).initialise(0) });
     assert!(matches!(empty, EmulatorError::MbarrierCount { arrivals: 0, .. }));
     let twice = error(|| unsafe {

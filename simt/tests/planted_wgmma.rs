@@ -183,8 +183,8 @@ fn a_product_nobody_waits_for() {
         started(&mut Accumulators::default()); // abandoned
         wgmma::commit_group();
     });
-    let EmulatorError::NeverWaited { product } = error else { panic!("{error}") };
-    assert_eq!(product.location.line(), line_of("abandoned"));
+    let EmulatorError::NeverWaited { kind: AccessKind::Wgmma, place } = error else { panic!("{error}") };
+    assert_eq!(place.location.line(), line_of("abandoned"));
 }
 
 #[test]

@@ -4,9 +4,11 @@ use std::{
     panic::{Location, resume_unwind},
 };
 
+mod bulk;
 mod mbarrier;
 mod wgmma;
 
+pub use bulk::*;
 pub use mbarrier::*;
 pub use wgmma::*;
 

@@ -15,6 +15,9 @@ use std::{
 /// Warps with ids in each block: 32 of threads, and 32 more whose threads stand for the block's `mbarrier`s.
 const WARPS: u32 = 64;
 const THREADS: u32 = 32 * WARPS;
+/// Index of the first thread that stands for an `mbarrier`, and how many there are.
+const FIRST_AGENT: u32 = 1024;
+pub const AGENTS: u32 = THREADS - FIRST_AGENT;
 
 /// Ranks a [`GlobalMemory`](super::GlobalMemory) can count: thread ids are 32 bits, of which 11 are the thread.
 pub const MAX_RANKS: u32 = u32::MAX / THREADS - 1;
@@ -70,6 +73,12 @@ pub fn lane_id(warp_id: u32, lane: u32) -> u32 {
 #[inline]
 pub fn same_block(warp_id: u32, other: u32) -> bool {
     (warp_id - 1) / WARPS == (other - 1) / WARPS
+}
+
+/// The `mbarrier` that a thread index stands for.
+#[inline]
+pub fn agent_of(thread: u32) -> Option<u32> {
+    thread.checked_sub(FIRST_AGENT)
 }
 
 /// Index in its block of the warp that accesses.
@@ -247,6 +256,11 @@ impl Clocks {
         self.has_fence(&self.proxy_fences, thread, epoch, now)
     }
 
+    /// The same for an `mbarrier` made in `epoch`.
+    pub fn is_mbarrier_fenced(&self, thread: u32, epoch: u32, now: &Accessor) -> bool {
+        self.is_fenced(thread, epoch, now) || self.has_fence(&self.mbarrier_fences, thread, epoch, now)
+    }
+
     fn has_fence(&self, fences: &[Vec<u32>], thread: u32, epoch: u32, now: &Accessor) -> bool {
         let fences = &fences[thread_of(thread).1 as usize];
         let first = fences.partition_point(|fence| *fence < epoch);
@@ -322,6 +336,16 @@ impl Clocks {
         }
         knowledge.threads.insert(thread_id(self.rank, thread), self.epochs[index]);
         self.epochs[index] += 1;
+    }
+
+    /// The copies that complete an `mbarrier`'s phase are the writes, in that epoch, of the thread that stands for it.
+    pub fn tell_of_copies(&self, told: &mut Learned, agent: u32, epoch: u32) {
+        Rc::make_mut(told.get_or_insert_default()).threads.insert(self.agent_id(agent), epoch);
+    }
+
+    /// Id of the thread that stands for an `mbarrier` of this block.
+    pub fn agent_id(&self, agent: u32) -> u32 {
+        thread_id(self.rank, FIRST_AGENT + agent)
     }
 
     /// An acquire: the thread learns what was told.

@@ -8,12 +8,16 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counters {
-    /// 32-byte sectors that loads and asynchronous copies read. A region counts as aligned to a sector.
+    /// 32-byte sectors that loads, asynchronous and bulk copies read. A region counts as aligned to a sector.
     pub global_sectors_read: u64,
-    /// 32-byte sectors that stores wrote, whole or in part.
+    /// 32-byte sectors that stores and bulk copies wrote, whole or in part.
     pub global_sectors_written: u64,
     /// Bytes that asynchronous copies read from global memory.
     pub async_copy_bytes: u64,
+    /// Bulk copies, tensor boxes or plain, one a call.
+    pub bulk_copies: u64,
+    /// Bytes that these bring to shared memory, zeros included, or take from it.
+    pub bulk_copy_bytes: u64,
     /// Atomic operations, one a thread.
     pub atomics: u64,
     /// Passes that shared loads and stores took beyond the least number for their width (asynchronous copies are

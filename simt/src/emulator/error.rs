@@ -34,6 +34,14 @@ pub enum AccessKind {
     BulkCopy,
 }
 
+impl AccessKind {
+    /// Whether the access goes through the async proxy, which does not see what the generic one has not fenced.
+    #[inline]
+    pub(super) fn is_async_proxy(self) -> bool {
+        matches!(self, AccessKind::Wgmma | AccessKind::BulkCopy)
+    }
+}
+
 /// A source line, and the thread that ran it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -223,13 +231,16 @@ pub enum EmulatorError {
         /// The access that came too early.
         access: Access,
     },
-    /// `wgmma` reads shared memory through the async proxy that was written through the generic one,
-    /// without a `fence_proxy_async` of the writer and a barrier in between.
-    #[error("missing fence_proxy_async: {read} reads what the {write} wrote, and its thread has not fenced it")]
+    /// `wgmma` or a bulk copy touches shared memory through the async proxy that was written through the generic one,
+    /// without a `fence_proxy_async` of the writer (or, for a barrier, `fence_mbarrier_initialisation`) and a barrier
+    /// in between.
+    #[error(
+        "missing fence between the proxies: {read} touches what the {write} wrote, and its thread has not fenced it"
+    )]
     MissingProxyFence {
         /// The write.
         write: Earlier,
-        /// The read.
+        /// What touches it.
         read: Access,
     },
     /// Bytes that an unfinished `wgmma` may still read were overwritten.
@@ -240,6 +251,52 @@ pub enum EmulatorError {
         /// The write that came too early.
         access: Access,
     },
+    /// Bytes that an unfinished bulk copy may still read were overwritten.
+    #[error("unfinished bulk copy: {access} overwrites the source of the copy of {copy}, which is not waited for")]
+    UnfinishedSource {
+        /// The copy.
+        copy: Place,
+        /// The write that came too early.
+        access: Access,
+    },
+    /// The address a tensor copy got holds no tensor map of the emulator's.
+    #[error("no tensor map at global {address:#x}; {place}")]
+    NoTensorMap {
+        /// The address.
+        address: u64,
+        /// Who and where.
+        place: Place,
+    },
+    /// A tensor copy with another number of coordinates than its map has dimensions.
+    #[error("a tensor map of {wanted} dimensions, and {found} coordinates; {place}")]
+    TensorRank {
+        /// Coordinates given.
+        found: u32,
+        /// Dimensions of the map.
+        wanted: u32,
+        /// Who and where.
+        place: Place,
+    },
+    /// A bulk copy of a size that is no multiple of 16.
+    #[error("bulk copy of {bytes} bytes, supported are multiples of 16; {place}")]
+    BulkSize {
+        /// The value found.
+        bytes: u32,
+        /// Who and where.
+        place: Place,
+    },
+    /// The bytes an `mbarrier`'s phase was told to expect are not those that were copied.
+    #[error("mbarrier: {expected} bytes announced (last at {announced}), {copied} copied; {place}")]
+    MbarrierBytes {
+        /// Announced for the phase.
+        expected: u64,
+        /// Where the last were announced.
+        announced: &'static Location<'static>,
+        /// Bytes of the copies that complete on it.
+        copied: u64,
+        /// The wait that cannot end, or the copy that was too much.
+        place: Place,
+    },
     /// Accumulators were read or changed before the product that writes them was waited for and settled.
     #[error("accumulators in flight: used at {place}; the product of {product} is not waited for")]
     AccumulatorsInFlight {
@@ -248,11 +305,13 @@ pub enum EmulatorError {
         /// Who touched them, and where.
         place: Place,
     },
-    /// A warp exited with a product that it has not waited for.
-    #[error("a wgmma that nobody waits for: {product}")]
+    /// A warp exited with a product that it has not waited for, or a block with bulk copies.
+    #[error("a {kind} that nobody waits for: {place}")]
     NeverWaited {
-        /// The product.
-        product: Place,
+        /// `Wgmma` or `BulkCopy`.
+        kind: AccessKind,
+        /// The product or the copy.
+        place: Place,
     },
     /// No `wgmma::fence` between a warp's start, or its last wait, and a product.
     #[error("wgmma without a fence since the warp's start or its last wait; {place}")]

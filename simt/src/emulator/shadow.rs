@@ -28,9 +28,9 @@ struct Mark {
 
 /// On a line's mark: its granules have marks of their own.
 const SPLIT: u32 = 1;
-/// An asynchronous copy will write the bytes.
+/// An asynchronous or a bulk copy will write the bytes.
 const PENDING: u32 = 2;
-/// On a line's mark, added for each unfinished `wgmma` that reads it.
+/// On a line's mark, added for each unfinished `wgmma` or bulk copy that reads it.
 const HOLD: u32 = 4;
 
 const SEVERAL: u32 = u32::MAX;
@@ -50,7 +50,7 @@ pub enum Rule {
     Race(u32, Tag),
     /// Written through the generic proxy and not fenced before this read through the async one: thread id and line.
     Unfenced(u32, Tag),
-    /// An unfinished `wgmma` reads the bytes.
+    /// An unfinished `wgmma` or bulk copy reads the bytes.
     Held,
     /// A constant load after this launch wrote the bytes: thread id and source line.
     NotConstant(u32, Tag),
@@ -62,6 +62,8 @@ pub type Writers = [(u32, u32); GRANULES];
 pub struct Shadow {
     /// Bytes that nobody wrote may not be read.
     poisoned: bool,
+    /// Whether what was written through the generic proxy must be fenced for the async one: in shared memory.
+    has_proxies: bool,
     lines: Vec<Mark>,
     granules: Vec<Mark>,
     readings: Readings,
@@ -86,10 +88,16 @@ impl Shadow {
         let lines = bytes.div_ceil(LINE_BYTES);
         Shadow {
             poisoned,
+            has_proxies: false,
             lines: bytemuck::zeroed_vec(lines),
             granules: bytemuck::zeroed_vec(lines * GRANULES),
             readings: Readings::default(),
         }
+    }
+
+    /// The same for shared memory.
+    pub fn of_shared(bytes: usize) -> Self {
+        Shadow { has_proxies: true, ..Shadow::new(bytes, true) }
     }
 
     /// Forgets everything.
@@ -129,10 +137,11 @@ impl Shadow {
         now: &Accessor,
         clocks: &Clocks,
     ) -> Result<(), Conflict> {
-        let poisoned = self.poisoned;
+        let (poisoned, proxies) = (self.poisoned, self.has_proxies && tag.kind().is_async_proxy());
         let (marks, readings) = self.marks(offset, bytes);
         for (index, mark) in marks.iter_mut().enumerate() {
             let result = mark.check_read(poisoned, tag, now, clocks);
+            let result = if proxies { result.and_then(|()| mark.check_fenced(now, clocks)) } else { result };
             result.map_err(|rule| Conflict { rule, offset: 2 * index })?;
             readings.add(
                 &mut mark.reading,
@@ -153,16 +162,17 @@ impl Shadow {
         now: &Accessor,
         clocks: &Clocks,
     ) -> Result<(), Conflict> {
-        let poisoned = self.poisoned;
+        let (poisoned, proxies) = (self.poisoned, self.has_proxies && tag.kind().is_async_proxy());
         if self.lines[offset / LINE_BYTES].flags >= HOLD {
             return Err(Conflict { rule: Rule::Held, offset: 0 });
         }
         let (marks, readings) = self.marks(offset, bytes);
-        let flags = if tag.kind() == AccessKind::AsyncCopy { PENDING } else { 0 };
+        let flags = if matches!(tag.kind(), AccessKind::AsyncCopy | AccessKind::BulkCopy) { PENDING } else { 0 };
         let written =
             Mark { writer: now.thread, write_epoch: now.epoch, write_tag: tag, flags, reading: Reading::zeroed() };
         for (index, mark) in marks.iter_mut().enumerate() {
             let result = mark.check_write(poisoned, readings, tag, now, clocks);
+            let result = if proxies { result.and_then(|()| mark.check_fenced(now, clocks)) } else { result };
             result.map_err(|rule| Conflict { rule, offset: 2 * index })?;
             readings.release(mark.reading);
             *mark = written;
@@ -173,7 +183,7 @@ impl Shadow {
         Ok(())
     }
 
-    /// An unfinished `wgmma` reads the line at `offset`.
+    /// An unfinished `wgmma` or bulk copy reads the line at `offset`.
     pub fn hold(&mut self, offset: usize) {
         self.lines[offset / LINE_BYTES].flags += HOLD;
     }
@@ -188,6 +198,14 @@ impl Shadow {
         let line = &mut self.lines[offset / LINE_BYTES];
         line.flags &= !PENDING;
         line.write_epoch = now.epoch;
+    }
+
+    /// The same for a copy that lands as the write of another thread.
+    pub fn land_as(&mut self, offset: usize, writer: u32, epoch: u32) {
+        let line = &mut self.lines[offset / LINE_BYTES];
+        line.flags &= !PENDING;
+        line.writer = writer;
+        line.write_epoch = epoch;
     }
 
     /// Who wrote each granule of the line at `offset`.
@@ -222,13 +240,19 @@ impl Mark {
         if !clocks.is_before(self.writer, self.write_epoch, now) {
             return Err(Rule::Race(self.writer, self.write_tag));
         }
-        if tag.kind() == AccessKind::Wgmma && !clocks.is_fenced(self.writer, self.write_epoch, now) {
-            return Err(Rule::Unfenced(self.writer, self.write_tag));
-        }
         if tag.kind() == AccessKind::LoadConstant && thread_of(self.writer).0 >= clocks.first_rank() {
             return Err(Rule::NotConstant(self.writer, self.write_tag));
         }
         Ok(())
+    }
+
+    /// An access through the async proxy to what was written through the generic one.
+    fn check_fenced(&self, now: &Accessor, clocks: &Clocks) -> Result<(), Rule> {
+        let is_generic = self.writer != 0 && !self.write_tag.kind().is_async_proxy();
+        match is_generic && !clocks.is_fenced(self.writer, self.write_epoch, now) {
+            true => Err(Rule::Unfenced(self.writer, self.write_tag)),
+            false => Ok(()),
+        }
     }
 
     #[inline]

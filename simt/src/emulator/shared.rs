@@ -11,7 +11,7 @@ pub struct SharedMemory {
 
 impl SharedMemory {
     pub fn new(bytes: u32) -> Self {
-        SharedMemory { bytes: vec![0; bytes as usize], shadow: Shadow::new(bytes as usize, true) }
+        SharedMemory { bytes: vec![0; bytes as usize], shadow: Shadow::of_shared(bytes as usize) }
     }
 
     /// Offset of `address` if all of `bytes` are inside.

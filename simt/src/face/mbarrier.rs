@@ -1,7 +1,7 @@
 //! `mbarrier`: barriers that live in shared memory, counted in arrivals and in bytes of bulk copies. sm_90 only.
 //!
-//! A barrier passes from one *phase* to the next when as many threads have arrived as it was initialised for and all the
-//! bytes they announced have landed. Waiting is by the parity of the phase: the first is 0, so a wait for parity 1
+//! A barrier passes from one *phase* to the next when as many threads have arrived as it was initialised for and all
+//! the bytes they announced have landed. Waiting is by the parity of the phase: the first is 0, so a wait for parity 1
 //! passes at once on a new barrier, which is how the producer of a ring of stages begins. What a thread did before it
 //! arrived is ordered before what a thread does after it has waited for that phase.
 //!
@@ -20,8 +20,8 @@ impl Mbarrier {
         Mbarrier(at.address())
     }
 
-    /// Makes the barrier, each of whose phases takes `arrivals` (1 to 2^20 - 1). One thread does this; the others use it
-    /// after a block barrier, bulk copies after [`fence_mbarrier_initialisation`] and that barrier.
+    /// Makes the barrier, each of whose phases takes `arrivals` (1 to 2^20 - 1). One thread does this; the others use
+    /// it after a block barrier, bulk copies after [`fence_mbarrier_initialisation`] and that barrier.
     ///
     /// # Safety
     /// The eight bytes are inside shared memory, aligned, and hold no other live barrier.
@@ -65,7 +65,8 @@ impl Mbarrier {
         unsafe { body::mbarrier_arrive_expect_tx(self.0, bytes) }
     }
 
-    /// Waits until the phase with this parity (0 or 1) is complete: passes while the barrier is in a phase of the other.
+    /// Waits until the phase with this parity (0 or 1) is complete: passes while the barrier is in a phase of the
+    /// other.
     ///
     /// # Safety
     /// The barrier lives.

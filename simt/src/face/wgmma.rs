@@ -150,9 +150,9 @@ pub unsafe fn fence() {
 /// Starts `c += a * b`, or `c = a * b` unless `accumulate`, with A in shared memory.
 ///
 /// # Safety
-/// The 128 threads of a warpgroup reach this call together with equal `a`, `b` and `accumulate`. The operands are inside
-/// shared memory, written, visible to the async proxy, and stay as they are until the wait; `c` is not touched until
-/// then. Built for sm_90a.
+/// The 128 threads of a warpgroup reach this call together with equal `a`, `b` and `accumulate`. The operands are
+/// inside shared memory, written, visible to the async proxy, and stay as they are until the wait; `c` is not touched
+/// until then. Built for sm_90a.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 pub unsafe fn multiply_shared<E: Element, A: Major, B: Major, const TILES: usize>(

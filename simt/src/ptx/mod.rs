@@ -5,9 +5,11 @@
 //! divergent branch.
 use core::arch::{asm, global_asm, nvptx};
 
+mod bulk;
 mod mbarrier;
 mod wgmma;
 
+pub use bulk::*;
 pub use mbarrier::*;
 pub use wgmma::*;
 

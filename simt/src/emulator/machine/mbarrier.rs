@@ -3,10 +3,10 @@
 //!
 //! To the race check the copies that complete on a barrier are the writes of a thread of the barrier's own
 //! ([`clock::agent_id`]), in epochs that are its phases: only who has waited for a phase is ordered after them.
-use super::{Machine, Outcome, Status};
+use super::{Machine, Outcome, Status, bulk::BulkLoad};
 use crate::emulator::{
     clock::{self, Learned},
-    error::{AccessKind, EmulatorError, Operation, Space},
+    error::{AccessKind, EmulatorError, Operation, Place, Space},
     site::Site,
 };
 
@@ -30,6 +30,12 @@ pub(super) struct Mbarrier {
     passed: Learned,
     /// Threads that wait, and for which parity.
     waiting: Vec<(u32, u32)>,
+    /// Who made it, and when.
+    maker: (u32, u32, Site),
+    /// Copies that complete on the current phase.
+    loads: Vec<BulkLoad>,
+    /// The thread that issued the last one that landed.
+    issuer: u32,
 }
 
 impl Machine<'_> {
@@ -53,6 +59,9 @@ impl Machine<'_> {
             told: None,
             passed: None,
             waiting: Vec::new(),
+            maker: (self.accessor.thread, self.accessor.epoch, site),
+            loads: Vec::new(),
+            issuer: self.thread,
         });
         Ok(())
     }
@@ -135,10 +144,27 @@ impl Machine<'_> {
     /// Completes the current phase if everything it waits for has come, and lets go who waits for it.
     fn try_complete(&mut self, index: usize) -> Outcome<()> {
         let barrier = &mut self.mbarriers[index];
-        if barrier.missing > 0 || barrier.expected_bytes > 0 {
+        let copied = barrier.loads.iter().map(|load| load.bytes as u64).sum::<u64>();
+        if barrier.missing > 0 || copied < barrier.expected_bytes {
             return Ok(());
         }
-        barrier.phase += 1;
+        if let Some(load) = barrier.loads.last()
+            && copied > barrier.expected_bytes
+        {
+            let (expected, announced) = (barrier.expected_bytes, barrier.expect_site);
+            return Err(Box::new(EmulatorError::MbarrierBytes { expected, announced, copied, place: load.place }));
+        }
+        let (loads, epoch) = (std::mem::take(&mut barrier.loads), barrier.phase + 1);
+        let agent = index as u32 % clock::AGENTS;
+        for load in &loads {
+            self.land(load, self.clocks.agent_id(agent), epoch);
+        }
+        let barrier = &mut self.mbarriers[index];
+        if let Some(load) = loads.last() {
+            barrier.issuer = load.place.thread;
+            self.clocks.tell_of_copies(&mut barrier.told, agent, epoch);
+        }
+        barrier.phase = epoch;
         barrier.missing = barrier.arrivals;
         barrier.expected_bytes = 0;
         clock::join(&mut barrier.passed, &barrier.told.take());
@@ -152,6 +178,53 @@ impl Machine<'_> {
             self.threads[thread as usize].status = Status::Running;
             self.warps[thread as usize / 32].ready |= 1 << (thread % 32);
             self.ready_warps |= 1 << (thread / 32);
+        }
+        Ok(())
+    }
+
+    /// Index of the live barrier that a copy of the running thread completes on.
+    pub(super) fn mbarrier_for_copies(&mut self, address: u32, site: Site) -> Outcome<usize> {
+        let index = self.mbarrier(address, site)?;
+        self.touch_mbarrier(address, false, site)?;
+        let (maker, epoch, made_at) = self.mbarriers[index].maker;
+        if !self.clocks.is_mbarrier_fenced(maker, epoch, &self.accessor) {
+            let tag = self.sites.tag(AccessKind::Mbarrier, made_at);
+            let write = self.earlier(maker, tag);
+            let read = self.access(Space::Shared, AccessKind::BulkCopy, address as u64, BYTES, site);
+            return Err(Box::new(EmulatorError::MissingProxyFence { write, read }));
+        }
+        Ok(index)
+    }
+
+    /// A copy has started that completes on the barrier's current phase.
+    pub(super) fn add_load(&mut self, index: usize, load: BulkLoad) -> Outcome<()> {
+        self.mbarriers[index].loads.push(load);
+        if self.mbarriers[index].waiting.is_empty() { Ok(()) } else { self.try_complete(index) }
+    }
+
+    /// All copies that have not landed.
+    pub(super) fn loads(&self) -> impl Iterator<Item = &BulkLoad> {
+        self.mbarriers.iter().flat_map(|barrier| &barrier.loads)
+    }
+
+    /// The thread that issued the last copy to complete on a barrier.
+    pub(super) fn issuer(&self, agent: u32) -> u32 {
+        let mut barriers = self.mbarriers.iter().skip(agent as usize).step_by(clock::AGENTS as usize);
+        barriers.next_back().map_or(0, |barrier| barrier.issuer)
+    }
+
+    /// Where nobody can go on, it may be that somebody waits for bytes that no copy brings.
+    pub(super) fn check_announced_bytes(&self) -> Outcome<()> {
+        for barrier in self.mbarriers.iter().filter(|barrier| barrier.missing == 0) {
+            let Some((thread, _)) = barrier.waiting.first() else { continue };
+            let Status::Waiting(_, location) = self.threads[*thread as usize].status else { continue };
+            let copied = barrier.loads.iter().map(|load| load.bytes as u64).sum();
+            return Err(Box::new(EmulatorError::MbarrierBytes {
+                expected: barrier.expected_bytes,
+                announced: barrier.expect_site,
+                copied,
+                place: Place { location, thread: *thread, block: self.block },
+            }));
         }
         Ok(())
     }

@@ -1,4 +1,5 @@
 //! The state of the block that runs now, and every question a thread may ask it.
+mod bulk;
 mod copies;
 mod global;
 mod mbarrier;
@@ -8,6 +9,7 @@ mod wgmma;
 
 use std::{cell::Cell, collections::VecDeque, ptr};
 
+use bulk::BulkStores;
 use copies::PendingCopy;
 use corosensei::Yielder;
 pub use global::Order;
@@ -83,6 +85,7 @@ struct Thread {
     uncommitted: u32,
     /// Accumulators it has handed to `wgmma`.
     tickets: u32,
+    bulk_stores: BulkStores,
 }
 
 #[derive(Clone, Copy)]
@@ -190,6 +193,7 @@ impl<'m> Machine<'m> {
                 groups: VecDeque::new(),
                 uncommitted: 0,
                 tickets: 0,
+                bulk_stores: BulkStores::default(),
             })
             .collect();
         let warp = |_| Warp { ready: !0, stopped: 0, registers: [[0; 10]; 32], products: Products::default() };
@@ -230,6 +234,7 @@ impl<'m> Machine<'m> {
 
     /// The running thread has returned from the kernel.
     pub fn exit(&mut self) -> Outcome<()> {
+        self.exit_bulk_stores()?;
         self.running().status = Status::Exited;
         self.stop_lane().map(|_| ())
     }
@@ -237,8 +242,14 @@ impl<'m> Machine<'m> {
     /// When no thread can go on, all must have exited.
     pub fn finish_block(&self) -> Outcome<()> {
         if self.exited_warps.count_ones() == self.warps.len() as u32 {
-            return Ok(());
+            return match self.loads().next() {
+                Some(load) => {
+                    Err(Box::new(EmulatorError::NeverWaited { kind: AccessKind::BulkCopy, place: load.place }))
+                }
+                None => Ok(()),
+            };
         }
+        self.check_announced_bytes()?;
         Err(Box::new(EmulatorError::Deadlock { block: self.block, waiting: self.waiting(0..self.threads.len()) }))
     }
 
@@ -286,11 +297,19 @@ impl<'m> Machine<'m> {
             Rule::Unfenced(thread, tag) => {
                 EmulatorError::MissingProxyFence { write: self.earlier(thread, tag), read: access }
             }
+            Rule::Held if space == Space::Global => {
+                let copy = self.load_that_reads(byte & !15).expect("a copy holds the bytes");
+                EmulatorError::UnfinishedSource { copy, access }
+            }
             Rule::Held => {
-                let offset = address as u32 - self.shared.address(0) + conflict.offset as u32;
-                let (warp, location) = self.reader_of(offset as usize).expect("a product holds the bytes");
-                let place = Place { location, thread: 32 * warp as u32, block: self.block };
-                EmulatorError::UnfinishedProduct { product: place, access }
+                let offset = (byte as u32 - self.shared.address(0)) as usize;
+                match self.reader_of(offset) {
+                    Some(product) => EmulatorError::UnfinishedProduct { product, access },
+                    None => {
+                        let copy = self.store_that_reads(offset).expect("a product or a copy holds the bytes");
+                        EmulatorError::UnfinishedSource { copy, access }
+                    }
+                }
             }
             Rule::NotConstant(thread, tag) => {
                 EmulatorError::NotConstant { load: access, store: self.earlier(thread, tag) }
@@ -306,6 +325,8 @@ impl<'m> Machine<'m> {
 
     fn earlier(&self, thread: u32, tag: Tag) -> Earlier {
         let (rank, thread) = clock::thread_of(thread);
+        // A copy that has landed is its barrier's write; the barrier knows who issued it.
+        let thread = clock::agent_of(thread).map_or(thread, |agent| self.issuer(agent));
         let block = self.order[(rank - self.clocks.first_rank()) as usize];
         Earlier { kind: tag.kind(), place: Place { location: self.sites.site(tag), thread, block } }
     }

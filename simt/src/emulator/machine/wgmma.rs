@@ -281,17 +281,21 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// The line of an unfinished product that reads the 16 bytes at `offset`, and its warp.
-    pub(super) fn reader_of(&self, offset: usize) -> Option<(usize, Site)> {
+    /// The place of an unfinished product that reads the 16 bytes at `offset`, with its warp's first thread.
+    pub(super) fn reader_of(&self, offset: usize) -> Option<Place> {
         let reads = |product: &&Product| product.pieces.contains(&(offset as u32 & !15));
-        let warps = self.warps.iter().enumerate();
-        warps.filter_map(|(index, warp)| Some((index, warp.products.pending.iter().find(reads)?.site))).next()
+        (0..).step_by(32).zip(&self.warps).find_map(|(thread, warp)| {
+            let location = warp.products.pending.iter().find(reads)?.site;
+            Some(Place { location, thread, block: self.block })
+        })
     }
 
     /// A warp that exits leaves no product behind.
     pub(super) fn check_waited(&self, warp: usize) -> Outcome<()> {
         match self.warps[warp].products.pending.front() {
-            Some(product) => Err(Box::new(EmulatorError::NeverWaited { product: self.place(product.site) })),
+            Some(product) => {
+                Err(Box::new(EmulatorError::NeverWaited { kind: AccessKind::Wgmma, place: self.place(product.site) }))
+            }
             None => Ok(()),
         }
     }
