@@ -358,6 +358,32 @@ fn a_source_overwritten_in_flight() {
     assert_eq!(access.place.location.line(), line_of("too early"));
 }
 
+/// Memory outlives the launch that broke a rule.
+#[test]
+fn the_next_launch_starts_afresh() {
+    let mut data = vec![0u128; 8];
+    let mut memory = GlobalMemory::new();
+    let data: Global<u8> = memory.writable(&mut data).cast();
+    let launch = Launch { grid_blocks: 1, block_threads: 32, shared_bytes: 2048, seed: 0 };
+    let broken = launch.run(&mut memory, || unsafe {
+        make_barriers();
+        if thread_idx_x() == 0 {
+            tile().cast::<[u32; 4]>().store([1; 4]);
+            fence_proxy_async();
+            store_bulk(data.add(64), tile(), 16);
+            barrier(0).arrive_and_expect_bytes(16);
+            load_bulk(tile().add_bytes(128), data, 16, barrier(0));
+        }
+    });
+    assert!(matches!(broken, Err(EmulatorError::NeverWaited { .. })), "{broken:?}");
+    let store = || unsafe {
+        if thread_idx_x() < 8 {
+            data.cast::<[u32; 4]>().add(thread_idx_x() as u64).store([2; 4]);
+        }
+    };
+    launch.run(&mut memory, store).unwrap();
+}
+
 #[test]
 fn impossible_tensor_maps() {
     let field = |change: fn(&mut TensorMapDescription<'static>)| {

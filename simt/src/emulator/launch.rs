@@ -147,6 +147,9 @@ fn run_block(
     if result.is_ok() {
         result = with().finish_block().map_err(|error| *error);
     }
+    if result.is_err() {
+        with().abandon_copies();
+    }
     for mut thread in threads {
         thread.force_unwind();
         stacks.push(thread.into_stack());

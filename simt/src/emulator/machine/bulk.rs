@@ -300,14 +300,30 @@ impl Machine<'_> {
 
     /// The running thread exits: its stores arrive by the end of the kernel if their sources were waited for.
     pub(super) fn exit_bulk_stores(&mut self) -> Outcome<()> {
-        let stores = std::mem::take(&mut self.running().bulk_stores);
-        for store in stores.groups.into_iter().flatten().chain(stores.open) {
-            if store.read.is_none() {
-                return Err(Box::new(EmulatorError::NeverWaited { kind: KIND, place: self.place(store.site) }));
-            }
-            self.finish_store(store);
+        let stores = &self.threads[self.thread as usize].bulk_stores;
+        if let Some(store) = stores.all().find(|store| store.read.is_none()) {
+            return Err(Box::new(EmulatorError::NeverWaited { kind: KIND, place: self.place(store.site) }));
         }
+        self.finish_stores();
         Ok(())
+    }
+
+    /// Finishes all stores of the running thread.
+    fn finish_stores(&mut self) {
+        let stores = std::mem::take(&mut self.running().bulk_stores);
+        stores.groups.into_iter().flatten().chain(stores.open).for_each(|store| self.finish_store(store));
+    }
+
+    /// After an error: leaves no mark of unfinished copies in global memory, which may serve another launch.
+    pub fn abandon_copies(&mut self) {
+        for load in self.take_loads() {
+            load.segments.iter().for_each(|segment| self.hold_source(segment, false));
+        }
+        for thread in 0..self.threads.len() as u32 {
+            self.thread = thread;
+            self.accessor = self.clocks.accessor(thread);
+            self.finish_stores();
+        }
     }
 
     /// The place of an unfinished store that reads the 16 bytes of shared memory at `offset`.
@@ -316,10 +332,15 @@ impl Machine<'_> {
             store.read.is_none() && (store.offset..store.offset + store.bytes as usize).contains(&(offset & !15))
         };
         (0..).zip(&self.threads).find_map(|(thread, state)| {
-            let stores = state.bulk_stores.groups.iter().flatten().chain(&state.bulk_stores.open);
-            let store = stores.into_iter().find(reads)?;
+            let store = state.bulk_stores.all().find(reads)?;
             Some(Place { location: store.site, thread, block: self.block })
         })
+    }
+}
+
+impl BulkStores {
+    fn all(&self) -> impl Iterator<Item = &BulkStore> {
+        self.groups.iter().flatten().chain(&self.open)
     }
 }
 

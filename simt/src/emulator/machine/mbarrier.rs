@@ -207,6 +207,11 @@ impl Machine<'_> {
         self.mbarriers.iter().flat_map(|barrier| &barrier.loads)
     }
 
+    /// The same, which then never do.
+    pub(super) fn take_loads(&mut self) -> Vec<BulkLoad> {
+        self.mbarriers.iter_mut().flat_map(|barrier| std::mem::take(&mut barrier.loads)).collect()
+    }
+
     /// The thread that issued the last copy to complete on a barrier.
     pub(super) fn issuer(&self, agent: u32) -> u32 {
         let mut barriers = self.mbarriers.iter().skip(agent as usize).step_by(clock::AGENTS as usize);
