@@ -11,6 +11,7 @@ use simt::{
     number::Bf16,
     shared::Shared,
     thread::{thread_idx_x, warp_idx},
+    warp::sync_warp,
     wgmma::{self, Descriptor, KMajor, Swizzle, multiply_shared},
 };
 
@@ -277,6 +278,49 @@ fn operand_overwritten_after_the_wait_without_a_barrier() {
             }
             other => panic!("{other}"),
         }
+    }
+    assert_eq!(found, [true, true]);
+}
+
+/// The store is ordered after the product's start, not after its wait.
+#[test]
+fn operand_overwritten_around_the_wait() {
+    let mut found = [false; 2];
+    for seed in 0..32 {
+        let error = run(160, seed, || unsafe {
+            let mut c = Accumulators::default();
+            if warp_idx() < 4 {
+                let tile = Shared::<u8>::dynamic();
+                fill(tile);
+                fence_proxy_async();
+                sync_named_barrier(1, 128);
+                wgmma::fence();
+                multiply_shared(&mut c, operand(tile), operand(tile), false); // product before the barrier
+                wgmma::commit_group();
+            }
+            sync_threads();
+            if warp_idx() < 4 {
+                wgmma::wait_group::<0, _>(&mut c);
+            } else {
+                sync_warp();
+                if thread_idx_x() == 130 {
+                    Shared::<u8>::dynamic().cast::<u32>().store(0); // store after the barrier
+                }
+            }
+        });
+        let lines = match error {
+            EmulatorError::UnfinishedProduct { product, access } => {
+                found[0] = true;
+                [product, access.place]
+            }
+            EmulatorError::DataRace { first, second, .. } => {
+                found[1] = true;
+                [first.place, second.place]
+            }
+            other => panic!("{other}"),
+        };
+        let wanted = ["product before the barrier", "store after the barrier"].map(line_of);
+        assert_eq!(lines.map(|place| place.location.line()), wanted);
     }
     assert_eq!(found, [true, true]);
 }

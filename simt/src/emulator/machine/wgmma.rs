@@ -212,7 +212,6 @@ impl Machine<'_> {
         let products = &mut self.warps[warp].products;
         for chain in products.chains.iter_mut().filter(|chain| chain.ticket == ticket) {
             chain.unfinished += 1;
-            chain.settled = 0;
             chain.site = site;
         }
         let (is_bf16, accumulate) = (flags & BF16 != 0, flags & ACCUMULATE != 0);
