@@ -96,6 +96,38 @@ fn a_ring_of_stages() {
 }
 
 #[test]
+fn asking_instead_of_waiting() {
+    for seed in SEEDS {
+        run(64, seed, || unsafe {
+            if thread_idx_x() == 0 {
+                barrier(0).initialise(32);
+            }
+            sync_threads();
+            if warp_idx() == 0 {
+                stage(0).add(lane_idx()).store(5);
+                barrier(0).arrive();
+            } else {
+                while !barrier(0).is_complete(0) {}
+                assert_eq!(stage(0).add(31 - lane_idx()).load(), 5);
+            }
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn asking_for_ever() {
+    let error = run(32, 0, || unsafe {
+        if thread_idx_x() == 0 {
+            barrier(0).initialise(1);
+            while !barrier(0).is_complete(0) {} // for ever
+        }
+    });
+    let EmulatorError::StepLimit { place, .. } = error.unwrap_err() else { panic!() };
+    assert_eq!(place.location.line(), line_of("for ever"));
+}
+
+#[test]
 fn a_stage_overwritten_before_it_is_released() {
     expect_race(["ring: store", "ring: load"], || ring(STAGES + 1, |_| true, |_| false));
 }

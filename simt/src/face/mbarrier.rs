@@ -78,6 +78,18 @@ impl Mbarrier {
         unsafe { body::mbarrier_wait(self.0, parity) }
     }
 
+    /// Whether the phase with this parity (0 or 1) is complete; if so, it counts as waited for.
+    ///
+    /// # Safety
+    /// The barrier lives.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub unsafe fn is_complete(self, parity: u32) -> bool {
+        debug_assert!(parity < 2, "a parity is 0 or 1");
+        // SAFETY: the caller's contract is this function's own.
+        unsafe { body::mbarrier_test_wait(self.0, parity) }
+    }
+
     /// The address, for bulk copies.
     #[inline(always)]
     pub fn address(self) -> u32 {

@@ -65,6 +65,19 @@ pub unsafe fn mbarrier_wait(address: u32, parity: u32) {
     }
 }
 #[inline(always)]
+pub unsafe fn mbarrier_test_wait(address: u32, parity: u32) -> bool {
+    let r: u32;
+    // SAFETY: a live barrier, by the face's contract.
+    unsafe {
+        asm!(
+            "{{ .reg .pred done;",
+            "mbarrier.test_wait.parity.shared::cta.b64 done, [{1}], {2};",
+            "selp.u32 {0}, 1, 0, done; }}",
+            out(reg32) r, in(reg32) address, in(reg32) parity, options(nostack))
+    }
+    r != 0
+}
+#[inline(always)]
 pub fn fence_mbarrier_init() {
     // SAFETY: has no precondition.
     unsafe { asm!("fence.mbarrier_init.release.cluster;", options(nostack)) }

@@ -45,6 +45,16 @@ pub unsafe fn mbarrier_wait(address: u32, parity: u32) {
         suspend();
     }
 }
+#[track_caller]
+pub unsafe fn mbarrier_test_wait(address: u32, parity: u32) -> bool {
+    let site = Location::caller();
+    let complete = with(|machine| machine.test_mbarrier(address, parity, site));
+    if !complete {
+        // Others may be what it asks for.
+        suspend();
+    }
+    complete
+}
 pub fn fence_mbarrier_init() {
     with(|machine| {
         machine.fence_mbarriers();

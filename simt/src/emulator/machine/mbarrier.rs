@@ -76,9 +76,7 @@ impl Machine<'_> {
 
     /// The running thread arrives, and announces `bytes` if there are any.
     pub fn arrive_mbarrier(&mut self, address: u32, bytes: u32, site: Site) -> Outcome<()> {
-        self.step(site)?;
-        let index = self.mbarrier(address, site)?;
-        self.touch_mbarrier(address, false, site)?;
+        let index = self.mbarrier_in_use(address, site)?;
         self.try_complete(index)?;
         let place = self.place(site);
         let barrier = &mut self.mbarriers[index];
@@ -100,20 +98,42 @@ impl Machine<'_> {
 
     /// The running thread waits; true if it may go on at once.
     pub fn wait_mbarrier(&mut self, address: u32, parity: u32, site: Site) -> Outcome<bool> {
-        self.step(site)?;
-        let index = self.mbarrier(address, site)?;
-        self.touch_mbarrier(address, false, site)?;
-        if self.mbarriers[index].phase % 2 == parity {
-            self.try_complete(index)?;
-        }
-        if self.mbarriers[index].phase % 2 != parity {
-            self.clocks.acquire_from(&self.mbarriers[index].passed, self.thread);
-            self.accessor = self.clocks.accessor(self.thread);
+        let index = self.mbarrier_in_use(address, site)?;
+        if self.has_passed(index, parity)? {
             return Ok(true);
         }
         self.mbarriers[index].waiting.push((self.thread, parity));
         self.running().status = Status::Waiting(Operation::MbarrierWait { address, parity }, site);
         Ok(false)
+    }
+
+    /// The running thread asks whether it would have to wait. If so it is to let others go on.
+    pub fn test_mbarrier(&mut self, address: u32, parity: u32, site: Site) -> Outcome<bool> {
+        let index = self.mbarrier_in_use(address, site)?;
+        let passed = self.has_passed(index, parity)?;
+        if !passed {
+            self.make_ready(self.thread);
+        }
+        Ok(passed)
+    }
+
+    /// Whether the phase of a parity is complete, for the running thread, which has then waited for it.
+    fn has_passed(&mut self, index: usize, parity: u32) -> Outcome<bool> {
+        if self.mbarriers[index].phase % 2 == parity {
+            self.try_complete(index)?;
+        }
+        let passed = self.mbarriers[index].phase % 2 != parity;
+        if passed {
+            self.clocks.acquire_from(&self.mbarriers[index].passed, self.thread);
+            self.accessor = self.clocks.accessor(self.thread);
+        }
+        Ok(passed)
+    }
+
+    fn make_ready(&mut self, thread: u32) {
+        self.threads[thread as usize].status = Status::Running;
+        self.warps[thread as usize / 32].ready |= 1 << (thread % 32);
+        self.ready_warps |= 1 << (thread / 32);
     }
 
     /// What the running thread initialised is visible to bulk copies of whoever is ordered after this.
@@ -122,8 +142,16 @@ impl Machine<'_> {
         self.accessor = self.clocks.accessor(self.thread);
     }
 
+    /// Index of the barrier that the running thread uses now.
+    fn mbarrier_in_use(&mut self, address: u32, site: Site) -> Outcome<usize> {
+        self.step(site)?;
+        let index = self.mbarrier(address, site)?;
+        self.touch_mbarrier(address, false, site)?;
+        Ok(index)
+    }
+
     /// Index of the live barrier at an address.
-    pub(super) fn mbarrier(&self, address: u32, site: Site) -> Outcome<usize> {
+    fn mbarrier(&self, address: u32, site: Site) -> Outcome<usize> {
         let found = self.mbarriers.iter().position(|barrier| barrier.address == address && barrier.alive);
         found.ok_or_else(|| Box::new(EmulatorError::MbarrierMissing { address, place: self.place(site) }))
     }
@@ -175,9 +203,7 @@ impl Machine<'_> {
         let free: Vec<(u32, u32)> = free;
         for (thread, _) in free {
             self.clocks.acquire_from(&self.mbarriers[index].passed, thread);
-            self.threads[thread as usize].status = Status::Running;
-            self.warps[thread as usize / 32].ready |= 1 << (thread % 32);
-            self.ready_warps |= 1 << (thread / 32);
+            self.make_ready(thread);
         }
         Ok(())
     }
