@@ -33,7 +33,6 @@ mod face {
     pub mod global;
     pub mod grid;
     pub mod math;
-    pub mod register;
     pub mod mbarrier;
     pub mod registers;
     pub mod shared;

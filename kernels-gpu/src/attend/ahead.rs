@@ -3,7 +3,7 @@
 //! Beside the accumulators there are no registers for what a loader must know, so that lies in shared memory too: while
 //! tile `j` is computed, slot `(j + 1) % 2` says which tile's addresses come next and how much of tile `j + 1`, whose
 //! addresses are there, is to be copied.
-use simt::{asynchronous::commit_async_copies, block::sync_threads, grid, register::anew, shared::Shared, thread};
+use simt::{asynchronous::commit_async_copies, block::sync_threads, grid, registers::anew, shared::Shared, thread};
 
 use super::Queue;
 use super::copies::{copy_tile, page_of, store_row_address};

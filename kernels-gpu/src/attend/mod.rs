@@ -19,7 +19,7 @@ mod short;
 mod tall;
 mod work;
 
-use simt::{global::Global, register::anew, tensor::Element, thread};
+use simt::{global::Global, registers::anew, tensor::Element, thread};
 
 use crate::{abi::parameters::AttendParameters, merge::Values, variant::Variant};
 use shape::Shape;

@@ -11,7 +11,7 @@ use simt::{
     block::sync_threads,
     global::Global,
     math,
-    register::anew,
+    registers::anew,
     shared::Shared,
     tensor::{Element, load_matrix_x4, load_matrix_x4_transposed},
     thread,

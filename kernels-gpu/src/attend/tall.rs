@@ -12,7 +12,7 @@ use simt::{
     block::sync_threads,
     global::Global,
     math,
-    register::anew,
+    registers::anew,
     tensor::{Element, load_matrix_x4, load_matrix_x4_transposed},
     thread, warp,
 };

@@ -1,7 +1,7 @@
 //! A place in a queue, and the work item there.
 //!
 //! In: the plan image's items. Out: an item for one KV head in registers, with the places of its rows.
-use simt::{global::Global, register::anew};
+use simt::{global::Global, registers::anew};
 
 use crate::abi::divisor::Divisor;
 use crate::abi::parameters::{AttendParameters, RowsView};

@@ -1,9 +1,19 @@
-//! `setmaxnreg`: warpgroups pass registers to each other. sm_90a only.
+//! Registers: what the compiler keeps in them, and `setmaxnreg`, by which warpgroups pass them to each other (sm_90a
+//! only).
 //!
 //! A kernel starts with the same number in every thread; producers give most of theirs up, then consumers take more. A
 //! multiple of 8 from 24 to 256; over a block no more than the 65536 registers there are. ptxas heeds it only in a
 //! kernel with launch bounds.
 use crate::body;
+
+/// The same value, which the compiler takes for another one at each call. On any GPU.
+///
+/// What follows from it is worked out where it is used, not before a loop that does not change it, where each such value
+/// would take a register for as long as the loop runs.
+#[inline(always)]
+pub fn anew(value: u32) -> u32 {
+    body::anew(value)
+}
 
 /// Gives registers up: from here on `REGISTERS` are enough for this warpgroup.
 ///

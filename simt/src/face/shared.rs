@@ -41,7 +41,7 @@ impl<T> Shared<T> {
         Shared(self.0.wrapping_add(count.wrapping_mul(size_of::<T>() as u32)), PhantomData)
     }
 
-    /// The same address, by [`register::anew`](crate::register::anew): others are constants away from it.
+    /// The same address, by [`registers::anew`](crate::registers::anew): others are constants away from it.
     #[inline(always)]
     pub fn anew(self) -> Self {
         Shared(body::anew(self.0), PhantomData)
