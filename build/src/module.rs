@@ -2,11 +2,10 @@
 //!
 //! In: the text of a whole crate. Out, for a kernel: the header, the declarations it uses (and those they use) and
 //! its own `.entry`, with the launch bounds that rustc has no attribute for. The driver compiles whole modules, so
-//! a program that runs three kernels should not wait for sixty. Comments are dropped.
+//! a program that runs three kernels should not wait for sixty. Comments are dropped. An error is the reason in words.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Context, Result, bail, ensure};
 use kernels_gpu::abi::manifest::LaunchBounds;
 
 /// A parsed module.
@@ -21,7 +20,7 @@ pub struct Module {
 
 impl Module {
     /// Reads a module as LLVM prints it.
-    pub fn parse(text: &str) -> Result<Module> {
+    pub fn parse(text: &str) -> Result<Module, String> {
         let text = without_comments(text);
         let mut module = Module { header: String::new(), declarations: Vec::new(), entries: BTreeMap::new() };
         let mut rest = text.trim_start();
@@ -32,18 +31,20 @@ impl Module {
                 module.header.push('\n');
                 first_line.len()
             } else {
-                let end = item_length(rest).with_context(|| format!("unfinished: {first_line}"))?;
+                let end = item_length(rest).ok_or_else(|| format!("unfinished: {first_line}"))?;
                 module.add(&rest[..end])?;
                 end
             };
             rest = rest[end..].trim_start();
         }
-        ensure!(module.header.lines().count() == 3, "no .version, .target and .address_size, but {:?}", module.header);
+        if module.header.lines().count() != 3 {
+            return Err(format!("no .version, .target and .address_size, but {:?}", module.header));
+        }
         Ok(module)
     }
 
-    fn add(&mut self, item: &str) -> Result<()> {
-        let name = item_name(item).with_context(|| format!("no name in: {item}"))?.to_owned();
+    fn add(&mut self, item: &str) -> Result<(), String> {
+        let name = item_name(item).ok_or_else(|| format!("no name in: {item}"))?.to_owned();
         if is(item, ".entry") {
             self.entries.insert(name, item.to_owned());
         } else {
@@ -63,8 +64,8 @@ impl Module {
     }
 
     /// A module of `symbol` alone, with its launch bounds.
-    pub fn kernel(&self, symbol: &str, launch: &LaunchBounds) -> Result<String> {
-        let Some(entry) = self.entries.get(symbol) else { bail!("no .entry {symbol}") };
+    pub fn kernel(&self, symbol: &str, launch: &LaunchBounds) -> Result<String, String> {
+        let entry = self.entries.get(symbol).ok_or_else(|| format!("no .entry {symbol}"))?;
         let mut used: BTreeSet<&str> = BTreeSet::new();
         let mut unread = vec![entry.as_str()];
         while let Some(text) = unread.pop() {
@@ -89,10 +90,12 @@ impl Module {
 }
 
 /// Writes the bounds between the parameters and the body.
-fn with_bounds(entry: &str, launch: &LaunchBounds) -> Result<String> {
-    let body = entry.find('{').context("an .entry without a body")?;
+fn with_bounds(entry: &str, launch: &LaunchBounds) -> Result<String, String> {
+    let body = entry.find('{').ok_or("an .entry without a body")?;
     let signature = entry[..body].trim_end();
-    ensure!(signature.ends_with(')'), "an .entry with directives of its own: {signature}");
+    if !signature.ends_with(')') {
+        return Err(format!("an .entry with directives of its own: {signature}"));
+    }
     let LaunchBounds { threads, blocks_per_multiprocessor, .. } = launch;
     Ok(format!("{signature}\n.maxntid {threads}, 1, 1\n.minnctapersm {blocks_per_multiprocessor}\n{}", &entry[body..]))
 }

@@ -9,8 +9,9 @@ use std::{
     path::Path,
 };
 
-use anyhow::{Context, Result};
 use kernels_gpu::abi::tile::Family;
+
+use crate::error::BuildError;
 
 /// `.sync` instructions by the first part of their name.
 pub type SyncCounts = BTreeMap<String, u32>;
@@ -20,7 +21,9 @@ pub type Counts = BTreeMap<(Family, String), SyncCounts>;
 /// What one kernel shows.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Findings {
+    /// Of its `.sync` instructions.
     pub sync: SyncCounts,
+    /// What it must not hold, in words.
     pub problems: Vec<String>,
 }
 
@@ -92,10 +95,10 @@ fn is_collective(parts: &[&str]) -> bool {
 }
 
 /// Compares `counts` with the file, or writes it; differences are added to `problems`.
-pub fn compare(path: &Path, counts: &Counts, accept: bool, problems: &mut Vec<String>) -> Result<()> {
+pub fn compare(path: &Path, counts: &Counts, accept: bool, problems: &mut Vec<String>) -> Result<(), BuildError> {
     let text = render(counts);
     if accept {
-        return fs::write(path, text).with_context(|| format!("cannot write {}", path.display()));
+        return fs::write(path, text).map_err(BuildError::file(path));
     }
     let expected = fs::read_to_string(path).unwrap_or_default();
     if expected != text {

@@ -11,9 +11,7 @@ use std::{
     thread,
 };
 
-use anyhow::{Context, Result};
-
-use crate::command::capture;
+use crate::{command::capture, error::BuildError};
 
 /// Lists the `ptxas` of an installed Python package.
 const PYTHON_SEARCH: &str = "
@@ -23,12 +21,15 @@ for folder in nvidia.__path__:
         print(path)
 ";
 
+/// A `ptxas` that runs.
+#[derive(Clone, Debug)]
 pub struct Assembler {
+    /// Where it lies.
     pub path: PathBuf,
 }
 
 /// One kernel to assemble.
-pub struct Job {
+pub(crate) struct Job {
     architecture: String,
     ptx: String,
     /// `<folder>/<architecture>/<symbol>.ptx`
@@ -36,14 +37,14 @@ pub struct Job {
 }
 
 /// What came out.
-pub struct Assembled {
+pub(crate) struct Assembled {
     pub resources: Resources,
     pub cubin: Vec<u8>,
 }
 
 /// What `ptxas -v` says of a kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Resources {
+pub(crate) struct Resources {
     pub registers: u32,
     pub stack_bytes: u32,
     pub spill_bytes: u32,
@@ -53,10 +54,10 @@ pub struct Resources {
 
 impl Assembler {
     /// The named one, or the first of the Python package and PATH; `None` where there is none.
-    pub fn find(named: Option<&Path>) -> Result<Option<Assembler>> {
+    pub fn find(named: Option<&Path>) -> Result<Option<Assembler>, BuildError> {
         let works = |path: &Path| capture(Command::new(path).arg("--version"));
         if let Some(path) = named {
-            works(path).with_context(|| format!("--ptxas {}", path.display()))?;
+            works(path).map_err(|source| BuildError::NotAssembler { path: path.to_owned(), source })?;
             return Ok(Some(Assembler { path: path.to_owned() }));
         }
         let python = capture(Command::new("python3").args(["-c", PYTHON_SEARCH])).map(|printed| printed.stdout);
@@ -66,11 +67,11 @@ impl Assembler {
     }
 
     /// Assembles all jobs, as many at a time as there are processors; results are in the jobs' order.
-    pub fn run(&self, jobs: &[Job]) -> Result<Vec<Assembled>> {
+    pub(crate) fn run(&self, jobs: &[Job]) -> Result<Vec<Assembled>, BuildError> {
         let workers = thread::available_parallelism().map_or(1, usize::from).min(jobs.len().max(1));
         let next = AtomicUsize::new(0);
         let mut done: Vec<(usize, Assembled)> = thread::scope(|scope| {
-            let work = || -> Result<Vec<(usize, Assembled)>> {
+            let work = || -> Result<Vec<(usize, Assembled)>, BuildError> {
                 let mut done = Vec::new();
                 loop {
                     let index = next.fetch_add(1, Ordering::Relaxed);
@@ -80,24 +81,24 @@ impl Assembler {
             };
             let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
             let results = workers.into_iter().map(|worker| worker.join().expect("a worker returns its errors"));
-            results.collect::<Result<Vec<_>>>().map(|parts| parts.into_iter().flatten().collect())
+            results.collect::<Result<Vec<_>, BuildError>>().map(|parts| parts.into_iter().flatten().collect())
         })?;
         done.sort_by_key(|(index, _)| *index);
         Ok(done.into_iter().map(|(_, assembled)| assembled).collect())
     }
 
-    fn assemble(&self, job: &Job) -> Result<Assembled> {
+    fn assemble(&self, job: &Job) -> Result<Assembled, BuildError> {
         let cubin = job.file.with_extension("cubin");
         if let Some(folder) = job.file.parent() {
-            fs::create_dir_all(folder)?;
+            fs::create_dir_all(folder).map_err(BuildError::file(folder))?;
         }
-        fs::write(&job.file, &job.ptx)?;
+        fs::write(&job.file, &job.ptx).map_err(BuildError::file(&job.file))?;
         let mut ptxas = Command::new(&self.path);
         ptxas.arg("-v").arg(format!("-arch={}", job.architecture)).arg("-o").arg(&cubin).arg(&job.file);
         let printed = capture(&mut ptxas)?;
         let resources = Resources::read(&printed.stderr).or_else(|| Resources::read(&printed.stdout));
-        let resources = resources.with_context(|| format!("ptxas says nothing of {}", job.file.display()))?;
-        Ok(Assembled { resources, cubin: fs::read(cubin)? })
+        let resources = resources.ok_or_else(|| BuildError::AssemblerSilent { file: job.file.clone() })?;
+        Ok(Assembled { resources, cubin: fs::read(&cubin).map_err(BuildError::file(&cubin))? })
     }
 }
 

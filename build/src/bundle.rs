@@ -1,10 +1,11 @@
 //! Images into the bundle file and out of it; the layout is `kernels_gpu::abi::manifest`'s.
 
-use anyhow::{Context, Result, bail, ensure};
 use kernels_gpu::abi::{
-    manifest::{BUNDLE_HEADER_BYTES, BUNDLE_VERSION, Header, Image, KernelRecord, LaunchBounds, Manifest},
+    manifest::{BUNDLE_HEADER_BYTES, Header, Image, KernelRecord, LaunchBounds, Manifest},
     tile::Family,
 };
+
+use crate::error::BuildError;
 
 /// Slow to write once, small for ever.
 const COMPRESSION_LEVEL: i32 = 19;
@@ -12,21 +13,27 @@ const COMPRESSION_LEVEL: i32 = 19;
 /// One image before it is packed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BuiltImage {
+    /// The kernel.
     pub symbol: String,
+    /// What it was built for.
     pub family: Family,
+    /// Form of its code.
     pub image: Image,
+    /// How it is launched.
     pub launch: LaunchBounds,
+    /// Registers a thread, 0 where nobody counted.
     pub registers: u32,
+    /// The code.
     pub bytes: Vec<u8>,
 }
 
 /// Packs `images`, in the bundle's order whatever theirs is.
-pub fn encode(source_hash: &str, compiler: &str, mut images: Vec<BuiltImage>) -> Result<Vec<u8>> {
+pub fn encode(source_hash: &str, compiler: &str, mut images: Vec<BuiltImage>) -> Result<Vec<u8>, BuildError> {
     images.sort_by(|a, b| (a.family, &a.symbol, &a.image).cmp(&(b.family, &b.symbol, &b.image)));
     let mut packed = Vec::new();
     let mut kernels = Vec::new();
     for image in images {
-        let frame = zstd::bulk::compress(&image.bytes, COMPRESSION_LEVEL)?;
+        let frame = zstd::bulk::compress(&image.bytes, COMPRESSION_LEVEL).map_err(damaged(&image.symbol))?;
         kernels.push(KernelRecord {
             symbol: image.symbol,
             family: image.family,
@@ -40,35 +47,39 @@ pub fn encode(source_hash: &str, compiler: &str, mut images: Vec<BuiltImage>) ->
         packed.extend(frame);
     }
     let manifest = Manifest { source_hash: source_hash.to_owned(), compiler: compiler.to_owned(), kernels }.to_string();
-    let header = Header::write(manifest.len().try_into()?);
+    let header = Header::write(manifest.len() as u32);
     Ok([&header[..], manifest.as_bytes(), &packed].concat())
 }
 
 /// The manifest and, record by record, the images.
-pub fn decode(bundle: &[u8]) -> Result<(Manifest, Vec<Vec<u8>>)> {
+pub fn decode(bundle: &[u8]) -> Result<(Manifest, Vec<Vec<u8>>), BuildError> {
     let manifest_bytes = match Header::read(bundle) {
         Header::Manifest { bytes } => bytes,
-        Header::OtherVersion(version) => bail!("bundle of version {version}; this xtask reads {BUNDLE_VERSION}"),
-        Header::Foreign => bail!("not a kernel bundle"),
+        Header::OtherVersion(found) => return Err(BuildError::BundleVersion { found }),
+        Header::Foreign => return Err(BuildError::bundle("other bytes altogether")),
     };
-    let (manifest, packed) =
-        bundle[BUNDLE_HEADER_BYTES..].split_at_checked(manifest_bytes).context("bundle ends inside its manifest")?;
-    let manifest: Manifest = std::str::from_utf8(manifest)?.parse()?;
+    let (manifest, packed) = bundle[BUNDLE_HEADER_BYTES..]
+        .split_at_checked(manifest_bytes)
+        .ok_or_else(|| BuildError::bundle("it ends inside its manifest"))?;
+    let manifest = std::str::from_utf8(manifest).map_err(|_| BuildError::bundle("its manifest is not UTF-8"))?;
+    let manifest: Manifest = manifest.parse()?;
     let mut images = Vec::new();
     for record in &manifest.kernels {
         let frame = packed.get(record.offset_bytes..).and_then(|rest| rest.get(..record.packed_bytes));
-        let frame = frame.with_context(|| format!("bundle ends inside {}", record.symbol))?;
-        let image = zstd::bulk::decompress(frame, record.image_bytes)?;
-        ensure!(
-            image.len() == record.image_bytes,
-            "{}: {} bytes, manifest says {}",
-            record.symbol,
-            image.len(),
-            record.image_bytes
-        );
+        let frame = frame.ok_or_else(|| BuildError::bundle(format!("it ends inside {}", record.symbol)))?;
+        let image = zstd::bulk::decompress(frame, record.image_bytes).map_err(damaged(&record.symbol))?;
+        if image.len() != record.image_bytes {
+            let (symbol, found, expected) = (&record.symbol, image.len(), record.image_bytes);
+            return Err(BuildError::bundle(format!("{symbol}: {found} bytes, the manifest says {expected}")));
+        }
         images.push(image);
     }
     Ok((manifest, images))
+}
+
+fn damaged(symbol: &str) -> impl FnOnce(std::io::Error) -> BuildError {
+    let symbol = symbol.to_owned();
+    move |error| BuildError::bundle(format!("{symbol}: {error}"))
 }
 
 #[cfg(test)]
