@@ -1,7 +1,7 @@
 //! Images into the bundle file and out of it; the layout is `kernels_gpu::abi::manifest`'s.
 
 use kernels_gpu::abi::{
-    manifest::{BUNDLE_HEADER_BYTES, Header, Image, KernelRecord, LaunchBounds, Manifest},
+    manifest::{ABI, BUNDLE_HEADER_BYTES, Header, Image, KernelRecord, LaunchBounds, Manifest, VariantRecord},
     tile::Family,
 };
 
@@ -28,7 +28,12 @@ pub struct BuiltImage {
 }
 
 /// Packs `images`, in the bundle's order whatever theirs is.
-pub fn encode(source_hash: &str, compiler: &str, mut images: Vec<BuiltImage>) -> Result<Vec<u8>, BuildError> {
+pub fn encode(
+    source_hash: &str,
+    compiler: &str,
+    variants: &[VariantRecord],
+    mut images: Vec<BuiltImage>,
+) -> Result<Vec<u8>, BuildError> {
     images.sort_by(|a, b| (a.family, &a.symbol, &a.image).cmp(&(b.family, &b.symbol, &b.image)));
     let mut packed = Vec::new();
     let mut kernels = Vec::new();
@@ -46,7 +51,8 @@ pub fn encode(source_hash: &str, compiler: &str, mut images: Vec<BuiltImage>) ->
         });
         packed.extend(frame);
     }
-    let manifest = Manifest { source_hash: source_hash.to_owned(), compiler: compiler.to_owned(), kernels }.to_string();
+    let (source_hash, compiler, variants) = (source_hash.to_owned(), compiler.to_owned(), variants.to_vec());
+    let manifest = Manifest { source_hash, compiler, abi: ABI, variants, kernels }.to_string();
     let header = Header::write(manifest.len() as u32);
     Ok([&header[..], manifest.as_bytes(), &packed].concat())
 }
@@ -98,20 +104,22 @@ mod tests {
             image("a", Family::Sm90a, &[b'x'; 5000]),
             image("a", Family::Sm80, b""),
         ];
-        let bytes = encode("00ff", "c0de", images.clone()).unwrap();
+        let variants = [VariantRecord { name: "near".to_owned(), parameters_bytes: 4 }];
+        let bytes = encode("00ff", "c0de", &variants, images.clone()).unwrap();
         let (manifest, unpacked) = decode(&bytes).unwrap();
         let order: Vec<_> = manifest.kernels.iter().map(|record| (record.family, record.symbol.as_str())).collect();
         assert_eq!(order, [(Family::Sm80, "a"), (Family::Sm80, "b"), (Family::Sm90a, "a")]);
         assert_eq!(unpacked, [b"".to_vec(), b"bbbb".to_vec(), vec![b'x'; 5000]]);
         assert_eq!((manifest.source_hash.as_str(), manifest.compiler.as_str()), ("00ff", "c0de"));
-        assert_eq!(manifest.kernels[0].registers, 9);
+        assert_eq!((manifest.kernels[0].registers, manifest.abi), (9, ABI));
+        assert_eq!(manifest.variants, variants);
         let reversed = images.into_iter().rev().collect();
-        assert_eq!(encode("00ff", "c0de", reversed).unwrap(), bytes);
+        assert_eq!(encode("00ff", "c0de", &variants, reversed).unwrap(), bytes);
     }
 
     #[test]
     fn cut_bundles_are_refused() {
-        let bytes = encode("00ff", "c0de", vec![image("a", Family::Sm80, &[7; 900])]).unwrap();
+        let bytes = encode("00ff", "c0de", &[], vec![image("a", Family::Sm80, &[7; 900])]).unwrap();
         for length in [0, 15, 20, bytes.len() - 1] {
             assert!(decode(&bytes[..length]).is_err(), "{length}");
         }

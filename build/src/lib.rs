@@ -25,9 +25,10 @@ use std::{
 };
 
 use kernels_gpu::abi::{
-    manifest::{Image, KernelEntry, KernelRecord, LaunchBounds, Manifest},
+    manifest::{Image, KernelEntry, KernelRecord, LaunchBounds, Manifest, VariantRecord},
     tile::Family,
 };
+use kernels_gpu::custom::CustomVariant;
 
 use bundle::BuiltImage;
 use module::Module;
@@ -43,6 +44,7 @@ pub struct DeviceCrate {
     work: PathBuf,
     features: String,
     kernels: Vec<KernelEntry>,
+    variants: Vec<VariantRecord>,
     audit: Option<PathBuf>,
 }
 
@@ -55,6 +57,8 @@ pub struct Build {
     pub compiler: String,
     /// A kernel for each family it is built for.
     pub kernels: Vec<BuiltKernel>,
+    /// The user-defined variants that they are of.
+    pub variants: Vec<VariantRecord>,
     work: PathBuf,
 }
 
@@ -78,13 +82,19 @@ impl DeviceCrate {
     /// makes the next build quick: a folder under the target folder, or a build script's `OUT_DIR`.
     pub fn new(folder: impl Into<PathBuf>, work: impl Into<PathBuf>) -> DeviceCrate {
         let (folder, work) = (folder.into(), work.into());
-        DeviceCrate { folder, work, features: String::new(), kernels: Vec::new(), audit: None }
+        DeviceCrate { folder, work, features: String::new(), kernels: Vec::new(), variants: Vec::new(), audit: None }
     }
 
     /// The same with the kernels of a table.
     pub fn kernels(mut self, kernels: &[KernelEntry]) -> DeviceCrate {
         self.kernels.extend_from_slice(kernels);
         self
+    }
+
+    /// The same with a variant that the crate makes kernels of.
+    pub fn variant<V: CustomVariant>(mut self) -> DeviceCrate {
+        self.variants.push(VariantRecord { name: V::NAME.to_owned(), parameters_bytes: size_of::<V::Parameters>() });
+        V::KERNELS.iter().fold(self, |device, kernels| device.kernels(kernels))
     }
 
     /// The same with features of the crate switched on, by a comma apart. Its default features are always off.
@@ -160,7 +170,7 @@ impl DeviceCrate {
             return Err(BuildError::Refused { problems });
         }
         let (source_hash, compiler) = (sources.hash()?, toolchain.commit.clone());
-        Ok(Build { source_hash, compiler, kernels: built, work })
+        Ok(Build { source_hash, compiler, kernels: built, variants: self.variants.clone(), work })
     }
 }
 
@@ -285,7 +295,7 @@ impl Build {
     }
 
     fn encode(&self, images: Vec<BuiltImage>) -> Result<Vec<u8>, BuildError> {
-        bundle::encode(&self.source_hash, &self.compiler, images)
+        bundle::encode(&self.source_hash, &self.compiler, &self.variants, images)
     }
 
     /// Machine code of every kernel that `architecture` runs.

@@ -2,7 +2,7 @@
 //!
 //! The same rows become `extern "ptx-kernel"` functions on the GPU, [`KERNELS`] on a host (which `xtask ptx` patches
 //! and audits by, and the launcher sizes its launches by), and, with the feature `emulator`, [`body`]: the kernel of
-//! a symbol as a closure the emulator can run.
+//! a symbol as a closure the emulator can run. But for the list, all of it is behind the feature `entries`.
 
 macro_rules! for_each_kernel {
     ($use:ident) => {
@@ -51,7 +51,7 @@ macro_rules! for_each_kernel {
     };
 }
 
-#[cfg(target_arch = "nvptx64")]
+#[cfg(all(target_arch = "nvptx64", feature = "entries"))]
 mod device {
     use simt::number::{Bf16, F16};
 
@@ -139,6 +139,8 @@ mod device {
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use host::KERNELS;
+#[cfg(not(target_arch = "nvptx64"))]
+pub(crate) use host::attend_bounds;
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod host {
@@ -148,7 +150,7 @@ mod host {
         tile::{APPEND_THREADS, AttendTile, Family, MERGE_THREADS, ROPE_THREADS, STREAM_THREADS},
     };
 
-    fn attend_bounds(head_dim: u32, family: Family) -> Option<LaunchBounds> {
+    pub(crate) fn attend_bounds(head_dim: u32, family: Family) -> Option<LaunchBounds> {
         AttendTile::new(head_dim, family).map(|tile| LaunchBounds {
             threads: tile.threads(),
             blocks_per_multiprocessor: tile.blocks_per_multiprocessor,
@@ -202,10 +204,10 @@ mod host {
     for_each_kernel!(list);
 }
 
-#[cfg(all(not(target_arch = "nvptx64"), feature = "emulator"))]
+#[cfg(all(not(target_arch = "nvptx64"), feature = "emulator", feature = "entries"))]
 pub use emulated::*;
 
-#[cfg(all(not(target_arch = "nvptx64"), feature = "emulator"))]
+#[cfg(all(not(target_arch = "nvptx64"), feature = "emulator", feature = "entries"))]
 mod emulated {
     use simt::number::{Bf16, F16};
     use simt::tensor::Element;

@@ -5,7 +5,7 @@
 //! split; `merge` folds states that a caller brings, `append` writes the cache, `rope`
 //! rotates queries and keys by their positions, `validate` checks page ids and slots on request. The crate compiles to PTX with the
 //! nightly compiler (`cargo xtask ptx`) and, with the feature `emulator`, to ordinary host code that runs under
-//! [`simt`]'s emulator.
+//! [`simt`]'s emulator. [`custom`] is for crates that make kernels of variants of their own.
 #![cfg_attr(target_arch = "nvptx64", no_std, feature(abi_ptx, stdarch_nvptx), allow(improper_ctypes_definitions))]
 
 pub mod abi;
@@ -28,7 +28,11 @@ pub mod tile;
 #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
 pub mod validate;
 
+pub mod custom;
 pub mod entries;
+
+/// The vocabulary that device code speaks.
+pub use simt;
 
 #[cfg(target_arch = "nvptx64")]
 #[panic_handler]

@@ -100,7 +100,7 @@ fn toolchain(arguments: &Arguments) -> Result<Toolchain> {
 
 fn device_crate(root: &Path) -> DeviceCrate {
     let (folder, work) = (root.join("kernels-gpu"), root.join("target/ptx"));
-    DeviceCrate::new(folder, work).kernels(KERNELS).expected_syncs(root.join(AUDIT))
+    DeviceCrate::new(folder, work).features("entries").kernels(KERNELS).expected_syncs(root.join(AUDIT))
 }
 
 fn build(root: &Path, toolchain: &Toolchain, assembler: Option<&Assembler>, accept_audit: bool) -> Result<Build> {

@@ -8,6 +8,8 @@
 //! bundle:    BUNDLE_MAGIC | u32 BUNDLE_VERSION | u32 manifest bytes | manifest | images, one zstd frame each
 //! manifest:  source <hex>                             hash of sources and flags
 //!            compiler <hex>                           commit hash of the rustc that made the PTX
+//!            abi <hex>                                the ABI that the kernels were compiled with
+//!            variant <name> <parameter bytes>         of each user-defined variant
 //!            kernel <symbol> <family> <image> <threads> <blocks> <shared> <registers> <offset> <packed> <bytes>
 //! ```
 //!
@@ -62,7 +64,29 @@ pub struct LaunchBounds {
 pub const BUNDLE_MAGIC: [u8; 8] = *b"oxattnKB";
 
 /// Layout of the bundle this code reads and writes.
-pub const BUNDLE_VERSION: u32 = 1;
+pub const BUNDLE_VERSION: u32 = 2;
+
+/// Tells apart what host and kernels may understand differently: a hash of the sources of the plan image, the
+/// parameters, the divisors and the tiles. A kernel of another one must not be launched. It also changes with a comment,
+/// which costs a rebuild; a number kept by hand costs wrong memory accesses when it is forgotten.
+pub const ABI: u64 = {
+    let hash = fnv_1a(0xcbf2_9ce4_8422_2325, include_bytes!("plan.rs"));
+    let hash = fnv_1a(hash, include_bytes!("parameters.rs"));
+    let hash = fnv_1a(hash, include_bytes!("divisor.rs"));
+    fnv_1a(hash, include_bytes!("tile.rs"))
+};
+
+/// Goes on with a hash (Fowler, Noll and Vo), past the line ends that one system has and another has not.
+const fn fnv_1a(mut hash: u64, bytes: &[u8]) -> u64 {
+    let mut i = 0;
+    while i < bytes.len() {
+        if bytes[i] != b'\r' {
+            hash = (hash ^ bytes[i] as u64).wrapping_mul(0x100_0000_01b3);
+        }
+        i += 1;
+    }
+    hash
+}
 
 /// Bytes before the manifest.
 pub const BUNDLE_HEADER_BYTES: usize = 16;
@@ -106,6 +130,15 @@ pub struct KernelRecord {
     pub image_bytes: usize,
 }
 
+/// A user-defined variant of a bundle.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VariantRecord {
+    /// What a config calls it by; kernel `attend_<name>_<dtype>_d<head dim>` is one of its kernels.
+    pub name: String,
+    /// Size of its parameters.
+    pub parameters_bytes: usize,
+}
+
 /// The bundle's table of contents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
@@ -113,13 +146,20 @@ pub struct Manifest {
     pub source_hash: String,
     /// Commit hash of the compiler.
     pub compiler: String,
+    /// The [`ABI`] that the kernels were compiled with.
+    pub abi: u64,
+    /// The user-defined variants; none in oxattn's own bundle.
+    pub variants: Vec<VariantRecord>,
     /// The images, sorted by family, symbol and image.
     pub kernels: Vec<KernelRecord>,
 }
 
 impl fmt::Display for Manifest {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(formatter, "source {}\ncompiler {}", self.source_hash, self.compiler)?;
+        writeln!(formatter, "source {}\ncompiler {}\nabi {:016x}", self.source_hash, self.compiler, self.abi)?;
+        for VariantRecord { name, parameters_bytes } in &self.variants {
+            writeln!(formatter, "variant {name} {parameters_bytes}")?;
+        }
         for record in &self.kernels {
             let LaunchBounds { threads, blocks_per_multiprocessor, shared_bytes } = record.launch;
             writeln!(
@@ -155,14 +195,18 @@ impl FromStr for Manifest {
     fn from_str(text: &str) -> Result<Manifest, ManifestError> {
         let mut manifest = Manifest::default();
         for line in text.lines() {
+            let unread = || ManifestError(line.to_owned());
             let fields: Vec<&str> = line.split(' ').collect();
             match fields[..] {
                 ["source", hash] => manifest.source_hash = hash.to_owned(),
                 ["compiler", hash] => manifest.compiler = hash.to_owned(),
-                ["kernel", ref fields @ ..] => {
-                    manifest.kernels.push(record(fields).ok_or_else(|| ManifestError(line.to_owned()))?)
+                ["abi", hash] => manifest.abi = u64::from_str_radix(hash, 16).map_err(|_| unread())?,
+                ["variant", name, bytes] => {
+                    let parameters_bytes = bytes.parse().map_err(|_| unread())?;
+                    manifest.variants.push(VariantRecord { name: name.to_owned(), parameters_bytes })
                 }
-                _ => return Err(ManifestError(line.to_owned())),
+                ["kernel", ref fields @ ..] => manifest.kernels.push(record(fields).ok_or_else(unread)?),
+                _ => return Err(unread()),
             }
         }
         Ok(manifest)
@@ -243,12 +287,18 @@ mod tests {
             image_bytes: 9000,
         };
         let cubin = KernelRecord { image: Image::Cubin("sm_90a".to_owned()), offset_bytes: 900, ..record.clone() };
-        Manifest { source_hash: "ab12".to_owned(), compiler: "e50a".to_owned(), kernels: vec![record, cubin] }
+        Manifest {
+            source_hash: "ab12".to_owned(),
+            compiler: "e50a".to_owned(),
+            abi: 0x0c0f_fee0,
+            variants: vec![VariantRecord { name: "near".to_owned(), parameters_bytes: 16 }],
+            kernels: vec![record, cubin],
+        }
     }
 
     #[test]
     fn manifest_text_is_as_documented() {
-        let expected = "source ab12\ncompiler e50a\n\
+        let expected = "source ab12\ncompiler e50a\nabi 000000000c0ffee0\nvariant near 16\n\
             kernel attend_bf16_d128 sm_90a ptx 128 2 110592 168 0 900 9000\n\
             kernel attend_bf16_d128 sm_90a sm_90a 128 2 110592 168 900 900 9000\n";
         assert_eq!(sample().to_string(), expected);
@@ -264,6 +314,9 @@ mod tests {
             "kernel a sm_80 ptx 1 1 1 1 1 1",
             "kernel a sm_80 ptx 1 1 -1 1 1 1 1",
             "kernal a sm_80 ptx 1 1 1 1 1 1 1",
+            "abi g",
+            "variant near",
+            "variant near -1",
         ] {
             let text = format!("source ab\n{line}\n");
             assert_eq!(text.parse::<Manifest>(), Err(ManifestError(line.to_owned())));
@@ -276,8 +329,8 @@ mod tests {
         assert_eq!(Header::read(&header), Header::Manifest { bytes: 77 });
         assert_eq!(Header::read(&header[..15]), Header::Foreign);
         let mut newer = header;
-        newer[8] = 2;
-        assert_eq!(Header::read(&newer), Header::OtherVersion(2));
+        newer[8] = 3;
+        assert_eq!(Header::read(&newer), Header::OtherVersion(3));
         let mut foreign = header;
         foreign[0] = b'O';
         assert_eq!(Header::read(&foreign), Header::Foreign);

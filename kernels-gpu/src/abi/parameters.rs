@@ -77,6 +77,22 @@ pub struct AttendParameters {
     pub padding: u32,
 }
 
+/// The second parameter of a user-defined variant's kernel: what the config asks for beside the variant, whose own
+/// parameters are the third.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct ConfigParameters {
+    /// The softmax scale times log2(e): multiplies a score before the variant sees it.
+    pub scale_log2: f32,
+    /// Keys that a query sees before its own, or `i32::MAX`.
+    pub window_left: i32,
+    /// Keys that a query sees after its own, or `i32::MAX`.
+    pub window_right: i32,
+    /// Fills the struct to a multiple of 8 bytes.
+    pub padding: u32,
+}
+
 /// Parameters of the public merges of attention states.
 ///
 /// State `s` of output row `(token, head)` lies at `values + state * state_stride + token * token_stride + head *

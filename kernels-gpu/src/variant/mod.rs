@@ -8,11 +8,15 @@
 
 mod modified;
 mod standard;
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+mod window;
 
 #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
 pub use modified::Modified;
 pub use modified::ModifiedParameters;
 pub use standard::{Standard, StandardParameters};
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+pub(crate) use window::Window;
 
 /// Where a query row is.
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +72,9 @@ pub trait Variant: Copy {
     /// What the parameters point at is live and has an entry for the row.
     unsafe fn row(&self, at: impl FnOnce() -> RowAt) -> Self::Row;
 
-    /// Turns a raw score (query times key) into a logit in base-2 units: softmax is `2^logit`, normalised.
+    /// Turns a raw score (query times key) into a logit in base-2 units: softmax is `2^logit`, normalised. In kernels of
+    /// [`attend_kernels!`](crate::attend_kernels) the score is already multiplied by the config's scale and log2(e), so
+    /// that it is plain attention's logit.
     fn logit(&self, row: Self::Row, score: f32, key: u32) -> f32;
 
     /// Whether a row of an item's tile might not see a key of a tile; where not, [`hides`](Self::hides) is not asked.

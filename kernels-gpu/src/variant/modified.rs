@@ -54,7 +54,7 @@ mod device {
     use simt::{global::Global, math};
 
     use super::ModifiedParameters;
-    use crate::variant::{Piece, RowAt, Variant};
+    use crate::variant::{Piece, RowAt, Variant, Window};
 
     /// Attention with any of the stock changes.
     #[derive(Clone, Copy)]
@@ -72,6 +72,11 @@ mod device {
     }
 
     impl Modified {
+        #[inline(always)]
+        fn window(&self) -> Window {
+            Window { left: self.0.window_left, right: self.0.window_right }
+        }
+
         /// Entry `index` of an array of the parameters, or `absent` where it is off.
         #[inline(always)]
         #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
@@ -135,15 +140,13 @@ mod device {
 
         #[inline(always)]
         fn may_hide(&self, [first, last]: [Row; 2], [begin, end]: [u32; 2]) -> bool {
-            let (p, last_key) = (&self.0, end as i32 - 1);
-            p.mask != 0 || last.position - begin as i32 > p.window_left || last_key - first.position > p.window_right
+            self.0.mask != 0 || self.window().may_hide([first.position, last.position], [begin, end])
         }
 
         #[inline(always)]
         #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
         unsafe fn hides(&self, row: Row, key: u32) -> bool {
-            let ahead = key as i32 - row.position;
-            if -ahead > self.0.window_left || ahead > self.0.window_right {
+            if self.window().hides(row.position, key) {
                 return true;
             }
             if self.0.mask == 0 {
