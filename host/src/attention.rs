@@ -18,6 +18,9 @@ use kernels_gpu::variant::ModifiedParameters;
 
 use crate::Error;
 use crate::config::{AttentionConfig, ConfigError};
+#[cfg(feature = "emulator")]
+use crate::custom::config_parameters;
+use crate::custom::{Custom, CustomParameters};
 use crate::device::{Device, Executor, Stream};
 use crate::inputs::VariantInputs;
 use crate::page_table::{PageTable, QueryLengths};
@@ -39,6 +42,7 @@ pub struct Attention {
     teams: Teams,
     team_blocks: Divisor,
     planner: Planner,
+    custom: Option<Custom>,
     graphs: bool,
     planned: Option<Planned>,
     #[cfg(feature = "cuda")]
@@ -123,6 +127,12 @@ impl Run {
     pub fn with_variant(self, variant: VariantInputs) -> Run {
         Run { variant, ..self }
     }
+
+    /// The same with the parameters of the config's custom variant: the struct that its device crate says.
+    pub fn with_custom_parameters<P: bytemuck::NoUninit>(self, parameters: &P) -> Run {
+        let custom = Some(CustomParameters::new(parameters));
+        Run { variant: VariantInputs { custom, ..self.variant }, ..self }
+    }
 }
 
 impl Attention {
@@ -150,6 +160,7 @@ impl Attention {
         graphs: bool,
     ) -> Result<Attention, Error> {
         config.validate()?;
+        let custom = Custom::find(device, &config)?;
         let target = device.target(&config);
         let planner = Planner::new(config, target, mode, limits)?;
         let teams = target.teams(config.kv_heads);
@@ -171,6 +182,7 @@ impl Attention {
             #[cfg(feature = "cuda")]
             gpu: gpu::Gpu::new(device, &config, planner.workspace_size())?,
             planner,
+            custom,
             graphs,
             planned: None,
         })
@@ -269,6 +281,12 @@ impl Attention {
             #[cfg(feature = "cpu")]
             Executor::Cpu => {
                 let _ = stream;
+                #[cfg(feature = "emulator")]
+                if let Some((kernel, own)) = self.emulated(arguments) {
+                    let (blocks, config) = (self.teams.teams * self.teams.blocks, config_parameters(&variant));
+                    // SAFETY: the addresses are live host memory, by this function's contract and the checks above.
+                    return unsafe { self.device.1.launch(kernel, blocks, &parameters, &config, own) };
+                }
                 let (dtype, head_dim) = (self.config.dtype, self.config.head_dim);
                 // SAFETY: the addresses are live host memory, by this function's contract and the checks above.
                 unsafe { crate::cpu::attend(&parameters, &planned.header, head_dim, dtype, &variant) };
@@ -296,7 +314,8 @@ impl Attention {
                 match &self.gpu {
                     // SAFETY: the addresses are live memory of the device, by this function's contract.
                     Some(gpu) if planned.header.items != 0 || self.graphs => unsafe {
-                        gpu.run(cuda, self.teams.teams * self.teams.blocks, &parameters, &variant, stream)
+                        let blocks = self.teams.teams * self.teams.blocks;
+                        gpu.run(cuda, blocks, &parameters, &variant, arguments.variant.custom.as_ref(), stream)
                     },
                     _ => Ok(()),
                 }
@@ -309,6 +328,9 @@ impl Attention {
         if self.config.sigmoid_bias.is_some() && arguments.lse.is_some() {
             return Err(ArgumentError::NoLse.into());
         }
+        if let (Some(custom), Some(own)) = (&self.custom, &arguments.variant.custom) {
+            custom.check(own)?;
+        }
         // What is captured into a graph must do for every batch within the limits.
         let limits = self.planner.limits();
         let (requests, mask_bytes) = match self.config.mask {
@@ -318,6 +340,12 @@ impl Attention {
         };
         let mask_requests = workspace.address + self.planner.workspace_size().mask_requests_offset_bytes;
         Ok(arguments.variant.parameters(&self.config, requests, mask_bytes, mask_requests)?)
+    }
+
+    /// The custom variant's kernel for the emulator, and its parameters.
+    #[cfg(feature = "emulator")]
+    fn emulated<'a>(&'a self, arguments: &'a Run) -> Option<(&'a crate::emulate::Kernel, &'a CustomParameters)> {
+        Some((self.custom.as_ref()?.emulated.as_ref()?, arguments.variant.custom.as_ref()?))
     }
 
     fn check_receipt(&self, planned: &Planned, workspace: &Workspace) -> Result<(), ArgumentError> {
@@ -389,8 +417,9 @@ mod gpu {
     use kernels_gpu::abi::parameters::AttendParameters;
     use kernels_gpu::variant::{ModifiedParameters, StandardParameters};
 
+    use crate::custom::{CustomParameters, config_parameters};
     use crate::driver::{Event, Function, PinnedMemory, Stream};
-    use crate::launch::{Cuda, attend_symbol};
+    use crate::launch::Cuda;
     use crate::{Error, config::AttentionConfig, device::Device, workspace::WorkspaceLayout};
 
     /// Uploads that may be on their way at once.
@@ -415,7 +444,7 @@ mod gpu {
     impl Gpu {
         pub fn new(device: &Device, config: &AttentionConfig, layout: WorkspaceLayout) -> Result<Option<Gpu>, Error> {
             let Some(cuda) = device.as_cuda() else { return Ok(None) };
-            let attend = cuda.function(format_args!("{}", attend_symbol(config)))?;
+            let attend = cuda.function(format_args!("{}", config.attend_symbol()))?;
             cuda.context().bind()?;
             let staging = (0..STAGING_BUFFERS)
                 .map(|_| {
@@ -450,11 +479,15 @@ mod gpu {
             blocks: u32,
             parameters: &AttendParameters,
             variant: &ModifiedParameters,
+            custom: Option<&CustomParameters>,
             stream: Stream,
         ) -> Result<(), Error> {
             // SAFETY: the caller's contract is the kernel's own.
             unsafe {
-                if self.is_plain {
+                if let Some(own) = custom {
+                    let config = config_parameters(variant);
+                    cuda.launch_custom(&self.attend, stream, blocks, parameters, &config, own)
+                } else if self.is_plain {
                     let plain = StandardParameters { scale_log2: variant.scale };
                     cuda.launch_pair(&self.attend, stream, blocks, parameters, &plain)
                 } else {

@@ -78,6 +78,8 @@ pub struct AttentionConfig {
     pub sinks: bool,
     /// Weights are `sigmoid(logit + bias)`, and not a softmax.
     pub sigmoid_bias: Option<f32>,
+    /// Name of a user-defined variant, whose kernels do what the fields from `mask` on would.
+    pub custom_variant: Option<&'static str>,
 }
 
 /// How a mask says whether a query token and a key may meet. The element of query token `t` and key `k` is number
@@ -153,6 +155,17 @@ pub enum ConfigError {
     /// A sink is part of a softmax.
     #[error("sinks are part of a softmax; with sigmoid_bias there is none")]
     SinksWithoutSoftmax,
+    /// A user-defined variant's kernels do nothing that it does not do itself.
+    #[error(
+        "{field} is set beside custom_variant {variant}, whose kernels do what it says and, of a config, scale, causal \
+         rule and windows"
+    )]
+    BesideCustomVariant {
+        /// The field that no kernel would honour.
+        field: &'static str,
+        /// The variant.
+        variant: &'static str,
+    },
 }
 
 /// Smallest soft cap.
@@ -185,6 +198,7 @@ impl AttentionConfig {
             alibi: false,
             sinks: false,
             sigmoid_bias: None,
+            custom_variant: None,
         }
     }
 
@@ -206,6 +220,17 @@ impl AttentionConfig {
     /// Query heads that share a KV head.
     pub fn group(&self) -> u32 {
         self.query_heads / self.kv_heads
+    }
+
+    /// The attend kernel's symbol.
+    #[cfg(any(feature = "cuda", feature = "emulator"))]
+    pub(crate) fn attend_symbol(&self) -> String {
+        let variant = match self.custom_variant {
+            Some(name) => format!("{name}_"),
+            None if self.is_plain() => String::new(),
+            None => "modified_".to_owned(),
+        };
+        format!("attend_{variant}{}_d{}", self.dtype, self.head_dim)
     }
 
     /// Refuses what no kernel does.
@@ -243,6 +268,20 @@ impl AttentionConfig {
         if self.soft_cap.is_some_and(|cap| !(MIN_SOFT_CAP..=MAX_SOFT_CAP).contains(&cap)) {
             return Err(ConfigError::SoftCap { got: self.soft_cap.unwrap_or(f32::NAN) });
         }
+        if let Some(variant) = self.custom_variant {
+            for (field, is_set) in [
+                ("mask", self.mask.is_some()),
+                ("temperatures", self.temperatures),
+                ("soft_cap", self.soft_cap.is_some()),
+                ("alibi", self.alibi),
+                ("sinks", self.sinks),
+                ("sigmoid_bias", self.sigmoid_bias.is_some()),
+            ] {
+                if is_set {
+                    return Err(ConfigError::BesideCustomVariant { field, variant });
+                }
+            }
+        }
         if let Some(got) = self.sigmoid_bias {
             if !got.is_finite() {
                 return Err(ConfigError::SigmoidBiasNotFinite { got });
@@ -258,6 +297,23 @@ impl AttentionConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_custom_variant_stands_alone() {
+        let custom = AttentionConfig::new(8, 8, 128, 16).with_custom_variant("near");
+        custom.with_window(Some(9), Some(1)).with_softmax_scale(0.5).non_causal().validate().unwrap();
+        for (field, config) in [
+            ("mask", custom.with_mask(MaskForm::Bits)),
+            ("temperatures", custom.with_temperatures()),
+            ("soft_cap", custom.with_soft_cap(9.0)),
+            ("alibi", custom.with_alibi()),
+            ("sinks", custom.with_sinks()),
+            ("sigmoid_bias", custom.with_sigmoid(1.0)),
+        ] {
+            assert_eq!(config.validate(), Err(ConfigError::BesideCustomVariant { field, variant: "near" }));
+        }
+        assert!(!custom.is_plain());
+    }
 
     #[test]
     fn refusals_name_the_field_and_the_value() {

@@ -20,7 +20,7 @@ use crate::plan::Target;
 
 /// An executor. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Device(pub(crate) Arc<Executor>);
+pub struct Device(pub(crate) Arc<Executor>, #[cfg(feature = "emulator")] pub(crate) crate::emulate::Emulation);
 
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "one a device, behind an `Arc`")]
@@ -44,14 +44,14 @@ impl Device {
     /// The multi-threaded host executor.
     #[cfg(feature = "cpu")]
     pub fn cpu() -> Device {
-        Device(Arc::new(Executor::Cpu))
+        Device::of(Executor::Cpu)
     }
 
     /// GPU `ordinal`, in its primary context.
     #[cfg(feature = "cuda")]
     pub fn cuda(ordinal: u32) -> Result<Device, Error> {
         crate::driver::open()?;
-        Ok(Device(Arc::new(Executor::Cuda(Cuda::new(crate::driver::Context::primary(ordinal)?)?))))
+        Ok(Device::of(Executor::Cuda(Cuda::new(crate::driver::Context::primary(ordinal)?)?)))
     }
 
     /// The GPU of the context that is current on this thread, for callers with contexts of their own. The context
@@ -59,7 +59,15 @@ impl Device {
     #[cfg(feature = "cuda")]
     pub fn cuda_current() -> Result<Device, Error> {
         crate::driver::open()?;
-        Ok(Device(Arc::new(Executor::Cuda(Cuda::new(crate::driver::Context::current()?)?))))
+        Ok(Device::of(Executor::Cuda(Cuda::new(crate::driver::Context::current()?)?)))
+    }
+
+    fn of(executor: Executor) -> Device {
+        Device {
+            0: Arc::new(executor),
+            #[cfg(feature = "emulator")]
+            1: crate::emulate::Emulation::default(),
+        }
     }
 
     /// Whether this is the host executor.
@@ -136,6 +144,8 @@ impl Device {
             #[cfg(feature = "cpu")]
             Executor::Cpu => {
                 let memory = HostMemory::new(bytes).ok_or(Error::OutOfMemory { bytes: bytes as u64 })?;
+                #[cfg(feature = "emulator")]
+                let memory = memory.registered(&self.1);
                 Ok(Buffer(Memory::Host(memory)))
             }
             #[cfg(feature = "cuda")]
@@ -265,6 +275,8 @@ mod host_memory {
         start: *mut u8,
         layout: Layout,
         pub bytes: usize,
+        #[cfg(feature = "emulator")]
+        registration: Option<crate::emulate::Registration>,
     }
 
     // SAFETY: the block is owned; accesses through it are the executors', ordered by their callers.
@@ -278,7 +290,21 @@ mod host_memory {
             let layout = Layout::from_size_align(bytes.max(1), 256).ok()?;
             // SAFETY: the layout's size is not 0.
             let start = unsafe { alloc_zeroed(layout) };
-            (!start.is_null()).then_some(HostMemory { start, layout, bytes })
+            let memory = HostMemory {
+                start,
+                layout,
+                bytes,
+                #[cfg(feature = "emulator")]
+                registration: None,
+            };
+            (!start.is_null()).then_some(memory)
+        }
+
+        /// The same, for kernels under the emulator to touch.
+        #[cfg(feature = "emulator")]
+        pub fn registered(mut self, emulation: &crate::emulate::Emulation) -> HostMemory {
+            self.registration = Some(emulation.register(self.address(), self.bytes));
+            self
         }
 
         pub fn address(&self) -> u64 {
@@ -303,6 +329,8 @@ mod host_memory {
 
     impl Drop for HostMemory {
         fn drop(&mut self) {
+            #[cfg(feature = "emulator")]
+            drop(self.registration.take());
             // SAFETY: allocated with this layout.
             unsafe { dealloc(self.start, self.layout) }
         }

@@ -22,6 +22,19 @@ pub enum Error {
     #[cfg(any(feature = "cpu", feature = "cuda"))]
     #[error(transparent)]
     Argument(#[from] crate::tensor::ArgumentError),
+    /// A user-defined variant has no kernel here.
+    #[cfg(any(feature = "cpu", feature = "cuda"))]
+    #[error(transparent)]
+    CustomVariant(#[from] crate::custom::CustomVariantError),
+    /// A kernel of a user-defined variant broke a rule under the emulator.
+    #[cfg(feature = "emulator")]
+    #[error("kernel {symbol} under the emulator: {fault}")]
+    Emulator {
+        /// The kernel.
+        symbol: String,
+        /// The rule, and where it was broken.
+        fault: simt::emulator::EmulatorError,
+    },
     /// The rotary embedding is not one we can do.
     #[cfg(any(feature = "cpu", feature = "cuda"))]
     #[error(transparent)]

@@ -8,6 +8,7 @@ use std::f32::consts::LOG2_E;
 use kernels_gpu::variant::ModifiedParameters;
 
 use crate::config::{AttentionConfig, MaskForm};
+use crate::custom::CustomParameters;
 use crate::tensor::{ArgumentError, address, matches};
 
 /// f32 values on the device.
@@ -40,6 +41,8 @@ pub struct VariantInputs {
     /// Of `with_mask`: the requests' parts, one after another; in graphs with room for the limits'
     /// [`mask_bytes`](crate::Limits::mask_bytes).
     pub mask: Option<MaskMemory>,
+    /// Of `with_custom_variant`: the variant's own parameters.
+    pub custom: Option<CustomParameters>,
 }
 
 impl VariantInputs {
@@ -56,6 +59,7 @@ impl VariantInputs {
         let slopes = given("variant.alibi_slopes", self.alibi_slopes, config.alibi, "with_alibi")?;
         let temperatures = given("variant.temperatures", self.temperatures, config.temperatures, "with_temperatures")?;
         let mask = given("variant.mask", self.mask, config.mask.is_some(), "with_mask")?;
+        given("variant.custom", self.custom, config.custom_variant.is_some(), "with_custom_variant")?;
         if let Some(mask) = mask.filter(|mask| mask.bytes < mask_bytes) {
             matches("variant.mask", "bytes", mask.bytes, mask_bytes)?;
         }

@@ -5,7 +5,10 @@
 //! [`rope`] rotates queries and keys, [`operators`] append to the cache and merge states; [`validate`] checks page ids where they lie. [`oracle`] is what
 //! all of it is measured against.
 //!
+//! Kernels of your own come in a bundle: see [`custom`].
+//!
 //! Features: `cpu` and `cuda` are the two executors, both on by default; with neither there is only the planning.
+//! `emulator` lets tests run kernels of user-defined variants on the CPU executor.
 
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub mod attention;
@@ -13,9 +16,13 @@ pub mod config;
 #[cfg(feature = "cpu")]
 pub mod cpu;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
+pub mod custom;
+#[cfg(any(feature = "cpu", feature = "cuda"))]
 pub mod device;
 #[cfg(feature = "cuda")]
 pub mod driver;
+#[cfg(feature = "emulator")]
+mod emulate;
 mod error;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub mod inputs;
@@ -38,6 +45,8 @@ pub mod workspace;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use attention::{Attention, Planned, Run, Workspace};
 pub use config::{AttentionConfig, ConfigError, DType, MaskForm};
+#[cfg(any(feature = "cpu", feature = "cuda"))]
+pub use custom::{CustomParameters, CustomVariantError};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use device::{Buffer, Device, Stream};
 pub use error::Error;

@@ -39,6 +39,8 @@ pub struct Rules<'a> {
     pub soft_cap: Option<f64>,
     /// Of a query head: `slope * (k - p)` is added to a logit.
     pub alibi_slope: Option<&'a dyn Fn(usize) -> f64>,
+    /// Of a query head, a query's position and a key: what a user-defined variant adds to the logit.
+    pub bias: Option<&'a dyn Fn(usize, i64, usize) -> f64>,
     /// Of a query head: a logit that counts in the softmax and has no value.
     pub sink: Option<&'a dyn Fn(usize) -> f64>,
     /// Weights are `sigmoid(logit + bias)`, not a softmax; there is no LSE, which reads 0.
@@ -86,7 +88,7 @@ impl Request<'_> {
     }
 
     fn logit(&self, token: usize, head: usize, position: usize, q: &[f64]) -> f64 {
-        let Rules { temperature, soft_cap, alibi_slope, .. } = self.rules;
+        let Rules { temperature, soft_cap, alibi_slope, bias, .. } = self.rules;
         let mut logit = self.softmax_scale * dot(q, &(self.k)(position, head / self.group));
         if let Some(temperature) = temperature {
             logit /= temperature;
@@ -96,6 +98,9 @@ impl Request<'_> {
         }
         if let Some(slope) = alibi_slope {
             logit += slope(head) * (position as i64 - self.position(token)) as f64;
+        }
+        if let Some(bias) = bias {
+            logit += bias(head, self.position(token), position);
         }
         logit
     }

@@ -54,6 +54,13 @@ impl AttentionConfig {
         AttentionConfig { sigmoid_bias: Some(bias), ..self }
     }
 
+    /// The same with the kernels of a user-defined variant, from a bundle given to `Device::load_bundle`. They honour
+    /// scale, causal rule and windows; with any of the changes above a config is refused, as the variant's kernels would
+    /// not make them.
+    pub fn with_custom_variant(self, name: &'static str) -> AttentionConfig {
+        AttentionConfig { custom_variant: Some(name), ..self }
+    }
+
     /// Keys after its own that a query token sees at most: 0 where the attention is causal, `u32::MAX` for all.
     pub fn keys_after(&self) -> u32 {
         if self.causal { 0 } else { self.window_right.unwrap_or(u32::MAX) }
@@ -62,7 +69,7 @@ impl AttentionConfig {
     /// Whether nothing is switched on: the kernels of plain attention do it.
     pub fn is_plain(&self) -> bool {
         let windowed = self.window_left.is_some() || self.window_right.is_some();
-        let scored = self.temperatures || self.soft_cap.is_some() || self.alibi;
+        let scored = self.temperatures || self.soft_cap.is_some() || self.alibi || self.custom_variant.is_some();
         !(windowed || scored || self.mask.is_some() || self.sinks || self.sigmoid_bias.is_some())
     }
 }

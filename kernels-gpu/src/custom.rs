@@ -6,12 +6,13 @@
 //! kernels themselves for the emulator. Invariant: a kernel does what the config says besides the variant, its scale,
 //! causal rule and window, in the same way as oxattn's own.
 
-use crate::variant::Variant;
-
 #[cfg(not(target_arch = "nvptx64"))]
-use crate::abi::{
-    manifest::{KernelEntry, LaunchBounds},
-    tile::Family,
+use crate::{
+    abi::{
+        manifest::{KernelEntry, LaunchBounds},
+        tile::Family,
+    },
+    variant::Variant,
 };
 
 #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
@@ -207,18 +208,18 @@ macro_rules! attend_kernels {
         variant: $variant:ty,
         name: $name:literal,
         elements: [$($element:ident),+ $(,)?],
-        head_dims: [$($dim:literal),+ $(,)?] $(,)?
+        head_dims: $dims:tt $(,)?
     ) => {
         const _: &str = $crate::custom::checked_name($name);
 
         #[cfg(target_arch = "nvptx64")]
-        $crate::attend_kernels! { @entries $variant, $name, [$($element)+], [$($dim)+] }
+        $crate::attend_kernels! { @entries $variant, $name, [$($element)+], $dims }
 
         #[cfg(not(target_arch = "nvptx64"))]
         impl $crate::custom::CustomVariant for $variant {
             const NAME: &'static str = $name;
             const KERNELS: &'static [&'static [$crate::abi::manifest::KernelEntry]] =
-                &[$($crate::attend_kernels!(@table $name, $element, [$($dim)+])),+];
+                &[$($crate::attend_kernels!(@table $name, $element, $dims)),+];
 
             unsafe fn emulate(
                 symbol: &str,
@@ -230,7 +231,7 @@ macro_rules! attend_kernels {
                 // SAFETY: the caller's contract is the kernels' own.
                 unsafe {
                     $($crate::attend_kernels! {
-                        @emulate $variant, $name, $element, [$($dim)+], symbol family p config own
+                        @emulate $variant, $name, $element, $dims, symbol family p config own
                     })+
                 }
                 None
@@ -241,7 +242,7 @@ macro_rules! attend_kernels {
     (@entries $variant:ty, $name:literal, [$($element:ident)+], $dims:tt) => {
         $($crate::attend_kernels! { @entries_of $variant, $name, $element, $dims })+
     };
-    (@entries_of $variant:ty, $name:literal, $element:ident, [$($dim:literal)+]) => {
+    (@entries_of $variant:ty, $name:literal, $element:ident, [$($dim:literal),+ $(,)?]) => {
         $(const _: () = {
             #[unsafe(export_name = concat!("attend_", $name, "_", stringify!($element), "_d", $dim))]
             unsafe extern "ptx-kernel" fn kernel(
@@ -264,7 +265,7 @@ macro_rules! attend_kernels {
         };)+
     };
 
-    (@table $name:literal, $element:ident, [$($dim:literal)+]) => {
+    (@table $name:literal, $element:ident, [$($dim:literal),+ $(,)?]) => {
         &[$($crate::abi::manifest::KernelEntry {
             symbol: concat!("attend_", $name, "_", stringify!($element), "_d", $dim),
             launch: |family| $crate::custom::bounds($dim, family),
@@ -273,7 +274,7 @@ macro_rules! attend_kernels {
     };
 
     (
-        @emulate $variant:ty, $name:literal, $element:ident, [$($dim:literal)+],
+        @emulate $variant:ty, $name:literal, $element:ident, [$($dim:literal),+ $(,)?],
         $symbol:ident $family:ident $p:ident $config:ident $own:ident
     ) => {
         $(if $symbol == concat!("attend_", $name, "_", stringify!($element), "_d", $dim) {

@@ -4,6 +4,7 @@
 //! and audits by, and the launcher sizes its launches by), and, with the feature `emulator`, [`body`]: the kernel of
 //! a symbol as a closure the emulator can run. But for the list, all of it is behind the feature `entries`.
 
+#[cfg(any(not(target_arch = "nvptx64"), feature = "entries"))]
 macro_rules! for_each_kernel {
     ($use:ident) => {
         $use! {

@@ -6,7 +6,8 @@
 //! rotates queries and keys by their positions, `validate` checks page ids and slots on request. The crate compiles to PTX with the
 //! nightly compiler (`cargo xtask ptx`) and, with the feature `emulator`, to ordinary host code that runs under
 //! [`simt`]'s emulator. [`custom`] is for crates that make kernels of variants of their own.
-#![cfg_attr(target_arch = "nvptx64", no_std, feature(abi_ptx, stdarch_nvptx), allow(improper_ctypes_definitions))]
+#![cfg_attr(target_arch = "nvptx64", no_std, feature(stdarch_nvptx), allow(improper_ctypes_definitions))]
+#![cfg_attr(all(target_arch = "nvptx64", feature = "entries"), feature(abi_ptx))]
 
 pub mod abi;
 pub mod variant;

@@ -360,6 +360,7 @@ impl Fixture {
             alibi_slopes: numbers(1, config.alibi),
             temperatures: numbers(2, config.temperatures),
             mask: config.mask.is_some().then_some(mask),
+            custom: None,
         }
     }
 

@@ -7,7 +7,7 @@
 use std::{borrow::Cow, io::Read};
 
 use kernels_gpu::abi::{
-    manifest::{BUNDLE_HEADER_BYTES, BUNDLE_VERSION, Header, Image, KernelRecord, Manifest, ManifestError},
+    manifest::{ABI, BUNDLE_HEADER_BYTES, BUNDLE_VERSION, Header, Image, KernelRecord, Manifest, ManifestError},
     tile::Family,
 };
 use ruzstd::decoding::{FrameDecoder, StreamingDecoder, errors::FrameDecoderError};
@@ -27,6 +27,12 @@ pub enum BundleError {
     Version {
         /// The bundle's.
         found: u32,
+    },
+    /// Kernels that were compiled with other layouts of what host and kernels share.
+    #[error("kernel bundle's abi is {found:016x}; {ABI:016x} is supported: build it with this oxattn's oxattn-build")]
+    Abi {
+        /// The bundle's.
+        found: u64,
     },
     /// The file is shorter than its own manifest says.
     #[error("kernel bundle cut short in {part}: {needed} bytes needed, {available} there")]
@@ -94,6 +100,12 @@ impl Bundle {
         let text = part(after_header, 0, needed, "the manifest")?;
         let manifest = std::str::from_utf8(text).map_err(|_| BundleError::ManifestText)?.parse()?;
         Ok(Bundle { manifest, bytes, images_begin: BUNDLE_HEADER_BYTES + needed })
+    }
+
+    /// Refuses kernels that this code must not launch.
+    pub fn check_abi(&self) -> Result<(), BundleError> {
+        let found = self.manifest.abi;
+        if found == ABI { Ok(()) } else { Err(BundleError::Abi { found }) }
     }
 
     /// The table of contents.
@@ -175,6 +187,8 @@ mod tests {
         let mut manifest = Manifest {
             source_hash: "ab".to_owned(),
             compiler: "cd".to_owned(),
+            abi: ABI,
+            variants: Vec::new(),
             kernels: vec![
                 record("merge", Family::Sm80, Image::Ptx, 0, length),
                 record("merge", Family::Sm90a, Image::Ptx, length, length),
@@ -204,7 +218,16 @@ mod tests {
         let mut newer = sample(|_| {});
         newer[8] = 9;
         let error = Bundle::parse(newer).unwrap_err();
-        assert_eq!(error.to_string(), "kernel bundle of version 9; version 1 is supported");
+        assert_eq!(error.to_string(), "kernel bundle of version 9; version 2 is supported");
+    }
+
+    #[test]
+    fn kernels_of_another_abi_are_refused() {
+        Bundle::parse(sample(|_| {})).unwrap().check_abi().unwrap();
+        let other = Bundle::parse(sample(|manifest| manifest.abi = 0xfeed)).unwrap().check_abi().unwrap_err();
+        assert!(matches!(other, BundleError::Abi { found: 0xfeed }));
+        let message = other.to_string();
+        assert!(message.starts_with("kernel bundle's abi is 000000000000feed; "), "{message}");
     }
 
     #[test]

@@ -5,14 +5,15 @@
 //!
 //! Unsafe: a launch hands the driver raw addresses; only the caller knows that they are live.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::c_void;
 use std::fmt::{self, Write};
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 
-use kernels_gpu::abi::parameters::StreamParameters;
-use kernels_gpu::abi::tile::{Family, STREAM_GROUP_PIECES};
+use kernels_gpu::abi::parameters::{AttendParameters, ConfigParameters, StreamParameters};
+use kernels_gpu::abi::tile::{AttendTile, Family, STREAM_GROUP_PIECES};
 
+use crate::custom::{CustomParameters, CustomVariantError};
 use crate::driver::{self, Context, DeviceProperties, DriverError, Function, Owner, Stream};
 use crate::tensor::ArgumentError;
 use crate::{Error, config::AttentionConfig};
@@ -32,19 +33,23 @@ pub struct Cuda {
     context: Context,
     properties: DeviceProperties,
     family: Family,
-    bundle: Bundle,
+    /// The crate's own, then those loaded beside it.
+    bundles: RwLock<Vec<Bundle>>,
     functions: Mutex<HashMap<String, Function>>,
     known: KnownAddresses,
 }
 
-/// A kernel's symbol, without an allocation; the longest are 25 bytes.
-#[derive(Default)]
+/// A kernel's symbol, without an allocation; the longest are a user-defined variant's, 50 bytes.
 struct Spelt {
-    bytes: [u8; 32],
+    bytes: [u8; 64],
     len: usize,
 }
 
 impl Spelt {
+    fn new() -> Spelt {
+        Spelt { bytes: [0; 64], len: 0 }
+    }
+
     fn as_str(&self) -> &str {
         std::str::from_utf8(&self.bytes[..self.len]).unwrap_or_default()
     }
@@ -74,7 +79,7 @@ impl Cuda {
             context,
             properties,
             family,
-            bundle: Bundle::parse(EMBEDDED)?,
+            bundles: RwLock::new(vec![Bundle::parse(EMBEDDED)?]),
             functions: Mutex::default(),
             known: KnownAddresses::new(),
         })
@@ -104,7 +109,7 @@ impl Cuda {
     ///
     /// The symbol is spelt on the stack, as calls come once a layer.
     pub(crate) fn function(&self, symbol: fmt::Arguments<'_>) -> Result<Function, Error> {
-        let mut spelt = Spelt::default();
+        let mut spelt = Spelt::new();
         // A symbol that does not fit is cut short and not found.
         let _ = spelt.write_fmt(symbol);
         let symbol = spelt.as_str();
@@ -112,9 +117,10 @@ impl Cuda {
         if let Some(function) = functions.get(symbol) {
             return Ok(*function);
         }
-        let record = self
-            .bundle
-            .kernel(symbol, self.family)
+        let bundles = self.bundles();
+        let (bundle, record) = bundles
+            .iter()
+            .find_map(|bundle| Some((bundle, bundle.kernel(symbol, self.family)?)))
             .ok_or_else(|| DriverError::NoSuchKernel { symbol: symbol.to_owned(), family: self.family.name() })?;
         let (threads, shared_bytes) = (record.launch.threads, record.launch.shared_bytes);
         if shared_bytes > self.properties.shared_bytes_per_block {
@@ -125,13 +131,35 @@ impl Cuda {
             }
             .into());
         }
-        let mut image = self.bundle.image(record)?;
+        let mut image = bundle.image(record)?;
         // The driver reads PTX up to a zero byte.
         image.push(0);
         self.context.bind()?;
         let function = Function::load(&image, symbol, threads, shared_bytes)?;
         functions.insert(symbol.to_owned(), function);
         Ok(function)
+    }
+
+    fn bundles(&self) -> RwLockReadGuard<'_, Vec<Bundle>> {
+        self.bundles.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a bundle's kernels beside those that are there.
+    pub(crate) fn load_bundle(&self, bytes: &[u8]) -> Result<(), Error> {
+        let bundle = Bundle::parse(bytes.to_vec())?;
+        bundle.check_abi()?;
+        let mut bundles = self.bundles.write().unwrap_or_else(PoisonError::into_inner);
+        add_bundle(&mut bundles, bundle)?;
+        Ok(())
+    }
+
+    /// Size of a user-defined variant's parameters, if its bundle has the config's kernel for this device.
+    pub(crate) fn custom_variant(
+        &self,
+        variant: &'static str,
+        config: &AttentionConfig,
+    ) -> Result<usize, CustomVariantError> {
+        custom_variant(&self.bundles(), self.family, variant, config)
     }
 
     /// Launches a kernel of one parameter struct.
@@ -166,6 +194,30 @@ impl Cuda {
         self.context.bind()?;
         let mut pointers =
             [(&raw const *first).cast_mut().cast::<c_void>(), (&raw const *second).cast_mut().cast::<c_void>()];
+        // SAFETY: the caller's contract is this function's own.
+        Ok(unsafe { function.launch(stream, blocks, self.overlap(), &mut pointers) }?)
+    }
+
+    /// Launches a kernel of a user-defined variant.
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch); the kernel takes as many bytes as `own` has.
+    pub(crate) unsafe fn launch_custom(
+        &self,
+        function: &Function,
+        stream: Stream,
+        blocks: u32,
+        parameters: &AttendParameters,
+        config: &ConfigParameters,
+        own: &CustomParameters,
+    ) -> Result<(), Error> {
+        self.context.bind()?;
+        // A variant without parameters has a kernel of two; the driver does not look at the third pointer.
+        let mut pointers = [
+            (&raw const *parameters).cast_mut().cast::<c_void>(),
+            (&raw const *config).cast_mut().cast::<c_void>(),
+            own.as_bytes().as_ptr().cast_mut().cast::<c_void>(),
+        ];
         // SAFETY: the caller's contract is this function's own.
         Ok(unsafe { function.launch(stream, blocks, self.overlap(), &mut pointers) }?)
     }
@@ -217,21 +269,62 @@ impl Cuda {
         Ok(())
     }
 
-    /// Every kernel the bundle holds for this device, by symbol.
-    pub fn kernels(&self) -> impl Iterator<Item = &str> {
-        self.bundle
-            .manifest()
-            .kernels
-            .iter()
-            .filter(|record| record.family == self.family)
-            .map(|record| record.symbol.as_str())
+    /// Every kernel that the bundles hold for this device, by symbol.
+    pub fn kernels(&self) -> Vec<String> {
+        let bundles = self.bundles();
+        let records = bundles.iter().flat_map(|bundle| &bundle.manifest().kernels);
+        records.filter(|record| record.family == self.family).map(|record| record.symbol.clone()).collect()
     }
 }
 
-/// The attend kernel's symbol.
-pub(crate) fn attend_symbol(config: &AttentionConfig) -> String {
-    let variant = if config.is_plain() { "" } else { "modified_" };
-    format!("attend_{variant}{}_d{}", config.dtype, config.head_dim)
+/// Refuses a bundle with a kernel that one of `bundles` has.
+fn add_bundle(bundles: &mut Vec<Bundle>, bundle: Bundle) -> Result<(), CustomVariantError> {
+    let taken: HashSet<&str> = bundles.iter().flat_map(symbols).collect();
+    if let Some(symbol) = symbols(&bundle).find(|symbol| taken.contains(symbol)) {
+        return Err(CustomVariantError::AlreadyLoaded { symbol: symbol.to_owned() });
+    }
+    bundles.push(bundle);
+    Ok(())
+}
+
+fn symbols(bundle: &Bundle) -> impl Iterator<Item = &str> {
+    bundle.manifest().kernels.iter().map(|record| record.symbol.as_str())
+}
+
+/// As [`Cuda::custom_variant`], on a device of `family`.
+fn custom_variant(
+    bundles: &[Bundle],
+    family: Family,
+    variant: &'static str,
+    config: &AttentionConfig,
+) -> Result<usize, CustomVariantError> {
+    let named = |bundle: &Bundle| bundle.manifest().variants.iter().find(|record| record.name == variant).cloned();
+    let Some((bundle, record)) = bundles.iter().find_map(|bundle| Some((bundle, named(bundle)?))) else {
+        let variants = bundles.iter().flat_map(|bundle| &bundle.manifest().variants);
+        return Err(CustomVariantError::NotLoaded {
+            variant,
+            loaded: variants.map(|record| record.name.clone()).collect(),
+        });
+    };
+    let symbol = config.attend_symbol();
+    let Some(kernel) = bundle.kernel(&symbol, family) else {
+        let prefix = format!("attend_{variant}_");
+        let records = bundle.manifest().kernels.iter().filter(|record| record.family == family);
+        let built = records.map(|record| record.symbol.clone()).filter(|symbol| symbol.starts_with(&prefix)).collect();
+        return Err(CustomVariantError::NotBuilt { variant, symbol, family: family.name(), built });
+    };
+    let tile = AttendTile::new(config.head_dim, family).expect("validated head dims have a tile");
+    let found = kernel.launch;
+    for (field, found, wanted) in [
+        ("threads", found.threads, tile.threads()),
+        ("blocks a multiprocessor", found.blocks_per_multiprocessor, tile.blocks_per_multiprocessor),
+        ("shared bytes", found.shared_bytes, tile.shared_bytes()),
+    ] {
+        if found != wanted {
+            return Err(CustomVariantError::LaunchBounds { symbol, field, found, wanted });
+        }
+    }
+    Ok(record.parameters_bytes)
 }
 
 #[cfg(test)]
@@ -242,12 +335,14 @@ mod tests {
     fn symbols_fit_and_what_does_not_is_cut() {
         let bundle = Bundle::parse(EMBEDDED).unwrap();
         for kernel in &bundle.manifest().kernels {
-            let mut spelt = Spelt::default();
+            let mut spelt = Spelt::new();
             write!(spelt, "{}", kernel.symbol).unwrap();
             assert_eq!(spelt.as_str(), kernel.symbol);
         }
-        let mut spelt = Spelt::default();
-        assert!(write!(spelt, "attend_{}", "x".repeat(26)).is_err());
+        let mut spelt = Spelt::new();
+        write!(spelt, "attend_{}_bf16_d512", "x".repeat(kernels_gpu::custom::MOST_NAME_BYTES)).unwrap();
+        let mut spelt = Spelt::new();
+        assert!(write!(spelt, "attend_{}", "x".repeat(58)).is_err());
         assert_eq!(spelt.as_str(), "attend_");
     }
 }

@@ -1,0 +1,60 @@
+//! What is checked: both variants, alone and with all of a config that they compose with.
+
+use oxattn::{AttentionConfig, DType, SplitMode};
+
+/// A variant of the example.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// In chunks of so many tokens.
+    Chunked {
+        /// Their log2.
+        chunk_tokens_log2: u32,
+    },
+    /// With random biases.
+    DistanceBias,
+}
+
+/// A batch of a variant.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// What it is for.
+    pub name: &'static str,
+    /// The variant.
+    pub which: Which,
+    /// All but the variant's name.
+    pub config: AttentionConfig,
+    /// How it is cut.
+    pub mode: SplitMode,
+    /// Query tokens and keys of each request.
+    pub lens: &'static [(u32, u32)],
+}
+
+/// Decodes, short prompts, one longer than its keys, no keys, and enough keys for every distance and several tiles.
+const MIXED: &[(u32, u32)] = &[(1, 450), (5, 71), (3, 2), (1, 0), (0, 9), (20, 90)];
+
+/// The table.
+pub fn cases() -> Vec<Case> {
+    let config = |heads: (u32, u32), head_dim, page| AttentionConfig::new(heads.0, heads.1, head_dim, page);
+    let chunked = |log2| Which::Chunked { chunk_tokens_log2: log2 };
+    let case = |name, which, config, mode| Case { name, which, config, mode, lens: MIXED };
+    let cut = SplitMode::FixedSplit { tokens: 64 };
+    let (wide, narrow) = (config((6, 2), 128, 16), config((4, 4), 64, 5));
+    vec![
+        case("chunks of 64", chunked(6), wide, SplitMode::Unsplit),
+        case("chunks of 32, cut", chunked(5), narrow.with_dtype(DType::F16), cut),
+        case("chunks of 1", chunked(0), narrow, SplitMode::Balanced),
+        case("one chunk", chunked(30), wide.with_dtype(DType::F16), SplitMode::BatchInvariant),
+        case("chunks of 64 both ways", chunked(6), wide.non_causal(), cut),
+        case("chunks of 64 in a window of 64", chunked(6), narrow.with_window(Some(63), None), cut),
+        case("biases", Which::DistanceBias, wide, SplitMode::Unsplit),
+        case("biases, cut", Which::DistanceBias, narrow.with_dtype(DType::F16), cut),
+        case("biases both ways", Which::DistanceBias, wide.non_causal().with_dtype(DType::F16), SplitMode::Balanced),
+        case("biases, a scale", Which::DistanceBias, wide.with_softmax_scale(0.2), SplitMode::BatchInvariant),
+        case(
+            "biases in a window",
+            Which::DistanceBias,
+            narrow.non_causal().with_window(Some(40), Some(7)),
+            SplitMode::Balanced,
+        ),
+    ]
+}
