@@ -187,3 +187,23 @@ pub(crate) fn config_parameters(variant: &ModifiedParameters) -> ConfigParameter
     let ModifiedParameters { scale, window_left, window_right, .. } = *variant;
     ConfigParameters { scale_log2: scale, window_left, window_right, padding: 0 }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_copied_and_their_size_is_checked() {
+        let parameters = CustomParameters::new(&[1u16, 0x0302]);
+        assert_eq!(parameters.as_bytes(), [1, 0, 2, 3]);
+        let custom = |parameters_bytes| Custom {
+            variant: "near",
+            parameters_bytes,
+            #[cfg(feature = "emulator")]
+            emulated: None,
+        };
+        assert_eq!(custom(4).check(&parameters), Ok(()));
+        let error = custom(8).check(&parameters).unwrap_err();
+        assert_eq!(error.to_string(), "variant.custom has 4 bytes; custom_variant near takes 8");
+    }
+}

@@ -205,6 +205,11 @@ mod tests {
         close(state.out[0], (9.0 * 20.0 + 60.0) / 14.0);
         close(state.lse, 14f64.ln());
 
+        // A bias is the caller's; this one is the slope's.
+        let bias = |_: usize, position: i64, key: usize| slope(0) * (key as i64 - position) as f64;
+        let biased = Rules { alibi_slope: None, bias: Some(&bias), ..rules };
+        assert_eq!(Request { rules: biased, ..request }.attend(0, 0), state);
+
         let rules = Rules { soft_cap: Some(0.5), temperature: Some(2.0), ..Rules::default() };
         let state = Request { rules, ..request }.attend(0, 0);
         let middle = (0.5 * 3f64.ln().tanh()).exp();

@@ -329,7 +329,76 @@ fn custom_variant(
 
 #[cfg(test)]
 mod tests {
+    use kernels_gpu::abi::manifest::{Header, Image, KernelRecord, LaunchBounds, Manifest, VariantRecord};
+
     use super::*;
+
+    /// A bundle whose kernels are all there but for their code: of variant `near`, at head dims 64 and 128.
+    fn user_bundle(change: impl FnOnce(&mut Manifest)) -> Bundle {
+        let kernel = |head_dim: u32, family: Family| {
+            let tile = AttendTile::new(head_dim, family).unwrap();
+            KernelRecord {
+                symbol: format!("attend_near_bf16_d{head_dim}"),
+                family,
+                image: Image::Ptx,
+                launch: LaunchBounds {
+                    threads: tile.threads(),
+                    blocks_per_multiprocessor: tile.blocks_per_multiprocessor,
+                    shared_bytes: tile.shared_bytes(),
+                },
+                registers: 0,
+                offset_bytes: 0,
+                packed_bytes: 0,
+                image_bytes: 0,
+            }
+        };
+        let mut manifest = Manifest {
+            variants: vec![VariantRecord { name: "near".to_owned(), parameters_bytes: 12 }],
+            kernels: vec![kernel(64, Family::Sm80), kernel(64, Family::Sm90a), kernel(128, Family::Sm90a)],
+            ..Manifest::default()
+        };
+        change(&mut manifest);
+        let text = manifest.to_string();
+        Bundle::parse([&Header::write(text.len() as u32)[..], text.as_bytes()].concat()).unwrap()
+    }
+
+    #[test]
+    fn a_custom_variant_is_found_where_it_is_built() {
+        let bundles = vec![Bundle::parse(EMBEDDED).unwrap(), user_bundle(|_| {})];
+        let find = |name, head_dim, family| {
+            let config = AttentionConfig::new(8, 8, head_dim, 16).with_custom_variant(name);
+            custom_variant(&bundles, family, name, &config)
+        };
+        assert_eq!(find("near", 64, Family::Sm80), Ok(12));
+        assert_eq!(find("near", 128, Family::Sm90a), Ok(12));
+        let error = find("near", 128, Family::Sm80).unwrap_err().to_string();
+        let expected = "custom_variant near has no kernel attend_near_bf16_d128 for sm_80; for that there are \
+                        [\"attend_near_bf16_d64\"]";
+        assert_eq!(error, expected);
+        let error = find("far", 64, Family::Sm80).unwrap_err().to_string();
+        assert_eq!(error, "custom_variant is far; the bundles loaded have [\"near\"]");
+    }
+
+    #[test]
+    fn kernels_of_another_tile_are_not_launched() {
+        let other = user_bundle(|manifest| manifest.kernels[0].launch.threads = 64);
+        let config = AttentionConfig::new(8, 8, 64, 16).with_custom_variant("near");
+        let error = custom_variant(&[other], Family::Sm80, "near", &config).unwrap_err();
+        assert!(matches!(error, CustomVariantError::LaunchBounds { field: "threads", found: 64, wanted: 128, .. }));
+    }
+
+    #[test]
+    fn a_bundle_takes_no_name_that_is_taken() {
+        let mut bundles = vec![Bundle::parse(EMBEDDED).unwrap()];
+        add_bundle(&mut bundles, user_bundle(|_| {})).unwrap();
+        let error = add_bundle(&mut bundles, user_bundle(|_| {})).unwrap_err();
+        assert_eq!(error, CustomVariantError::AlreadyLoaded { symbol: "attend_near_bf16_d64".to_owned() });
+        let mut bundles = vec![Bundle::parse(EMBEDDED).unwrap()];
+        let stock = user_bundle(|manifest| manifest.kernels[1].symbol = "attend_bf16_d64".to_owned());
+        let error = add_bundle(&mut bundles, stock).unwrap_err();
+        assert_eq!(error, CustomVariantError::AlreadyLoaded { symbol: "attend_bf16_d64".to_owned() });
+        assert_eq!(bundles.len(), 1);
+    }
 
     #[test]
     fn symbols_fit_and_what_does_not_is_cut() {

@@ -30,8 +30,13 @@ struct Batch {
 
 /// Runs a case and returns the largest error of an output row: the 2-norm of the difference over that of the row.
 pub fn largest_error(device: &Device, case: &Case) -> Result<f64, Error> {
+    largest_error_of(device, case, &|run| run)
+}
+
+/// The same of a run that `change` makes of the right one.
+pub fn largest_error_of(device: &Device, case: &Case, change: &dyn Fn(Run) -> Run) -> Result<f64, Error> {
     let batch = Batch::new(case);
-    let out = batch.run(device, case)?;
+    let out = batch.run(device, case, change)?;
     let (heads, head_dim) = (case.config.query_heads as usize, case.config.head_dim as usize);
     let mut largest = 0f64;
     for (request, &(query_len, _)) in case.lens.iter().enumerate() {
@@ -111,7 +116,7 @@ impl Batch {
         row..row + head_dim as usize
     }
 
-    fn run(&self, device: &Device, case: &Case) -> Result<Vec<u16>, Error> {
+    fn run(&self, device: &Device, case: &Case, change: &dyn Fn(Run) -> Run) -> Result<Vec<u16>, Error> {
         let config = config(case);
         let (tokens, pages) = (self.query_begin[case.lens.len()], self.page_begin[case.lens.len()]);
         let kv_lens: Vec<u32> = case.lens.iter().map(|lens| lens.1).collect();
@@ -149,7 +154,7 @@ impl Batch {
             Which::DistanceBias => layer.with_custom_parameters(&DistanceBiasParameters { biases: biases.address() }),
         };
         // SAFETY: the buffers are the device's and live until the download, which waits; every page id is one of the pool.
-        unsafe { attention.run(&planned, &layer, &mut workspace, Stream::default())? };
+        unsafe { attention.run(&planned, &change(layer), &mut workspace, Stream::default())? };
         out.download()
     }
 
