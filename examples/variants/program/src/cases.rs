@@ -29,8 +29,9 @@ pub struct Case {
     pub lens: &'static [(u32, u32)],
 }
 
-/// Decodes, short prompts, one longer than its keys, no keys, and enough keys for every distance and several tiles.
-const MIXED: &[(u32, u32)] = &[(1, 450), (5, 71), (3, 2), (1, 0), (0, 9), (20, 90)];
+/// Decodes, prompts (one longer than its keys, one whose rows cross from chunk to chunk inside a tile), no keys, and
+/// enough keys for every distance and several tiles.
+const MIXED: &[(u32, u32)] = &[(1, 450), (5, 71), (3, 2), (1, 0), (0, 9), (60, 90)];
 
 /// The table.
 pub fn cases() -> Vec<Case> {
@@ -44,7 +45,7 @@ pub fn cases() -> Vec<Case> {
         case("chunks of 32, cut", chunked(5), narrow.with_dtype(DType::F16), cut),
         case("chunks of 1", chunked(0), narrow, SplitMode::Balanced),
         case("one chunk", chunked(30), wide.with_dtype(DType::F16), SplitMode::BatchInvariant),
-        case("chunks of 64 both ways", chunked(6), wide.non_causal(), cut),
+        case("chunks of 32 both ways", chunked(5), wide.non_causal(), cut),
         case("chunks of 64 in a window of 64", chunked(6), narrow.with_window(Some(63), None), cut),
         case("biases", Which::DistanceBias, wide, SplitMode::Unsplit),
         case("biases, cut", Which::DistanceBias, narrow.with_dtype(DType::F16), cut),
