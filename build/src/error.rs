@@ -141,6 +141,12 @@ pub enum BuildError {
 }
 
 impl BuildError {
+    /// Whether the compiler or its library source is missing, and not something wrong with the crate.
+    pub fn is_missing_toolchain(&self) -> bool {
+        use BuildError::{NoLibrarySource, NoToolchain, NotLibrarySource, NotNightly};
+        matches!(self, NoToolchain { .. } | NotNightly { .. } | NoLibrarySource { .. } | NotLibrarySource { .. })
+    }
+
     /// Of an operation on `path`.
     pub(crate) fn file(path: &Path) -> impl FnOnce(std::io::Error) -> BuildError {
         let path = path.to_owned();

@@ -130,6 +130,9 @@ impl DeviceCrate {
         accept_audit: bool,
         note: &mut dyn FnMut(&str),
     ) -> Result<Build, BuildError> {
+        if let Some(warning) = toolchain.warning() {
+            note(&warning);
+        }
         let sources = self.sources()?;
         let folder = fs::canonicalize(&self.folder).map_err(BuildError::file(&self.folder))?;
         fs::create_dir_all(&self.work).map_err(BuildError::file(&self.work))?;

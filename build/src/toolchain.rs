@@ -130,6 +130,7 @@ mod tests {
             (minor.as_str(), component.as_path()),
             ("0.0", Path::new("/nonexistent/lib/rustlib/src/rust/library"))
         );
+        assert!(missing.is_missing_toolchain());
         assert!(missing.to_string().contains("rustup component add rust-src --toolchain nightly"), "{missing}");
 
         let named = library(Some("/nonexistent".into()), Path::new(""), "", "").unwrap_err();

@@ -43,7 +43,7 @@ pub fn run(root: &Path, arguments: &Arguments) -> Result<()> {
     if arguments.check {
         return check(root, arguments);
     }
-    let toolchain = toolchain(arguments)?;
+    let toolchain = Toolchain::find(&arguments.toolchain)?;
     let assembler = Assembler::find(arguments.ptxas.as_deref())?;
     let built = build(root, &toolchain, assembler.as_ref(), arguments.accept_audit)?;
     let bytes = built.write(&root.join(BUNDLE))?;
@@ -74,7 +74,7 @@ fn check(root: &Path, arguments: &Arguments) -> Result<()> {
     if !arguments.rebuild {
         return Ok(());
     }
-    let toolchain = toolchain(arguments)?;
+    let toolchain = Toolchain::find(&arguments.toolchain)?;
     ensure!(
         manifest.compiler == toolchain.commit,
         "{BUNDLE} was made by rustc {}, {} here is {}: a rebuild says nothing",
@@ -88,14 +88,6 @@ fn check(root: &Path, arguments: &Arguments) -> Result<()> {
     ensure!(differing.is_empty(), "a rebuild differs from {BUNDLE}:\n  {}", differing.join("\n  "));
     println!("a rebuild makes the same {} kernels", built.kernels.len());
     Ok(())
-}
-
-fn toolchain(arguments: &Arguments) -> Result<Toolchain> {
-    let toolchain = Toolchain::find(&arguments.toolchain)?;
-    if let Some(warning) = toolchain.warning() {
-        eprintln!("{warning}");
-    }
-    Ok(toolchain)
 }
 
 fn device_crate(root: &Path) -> DeviceCrate {

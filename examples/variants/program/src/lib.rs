@@ -204,3 +204,8 @@ impl Batch {
         .out
     }
 }
+
+/// The code of the guide, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../../docs/user-variants.md")]
+pub struct Guide;

@@ -1,15 +1,15 @@
 //! Builds the bundle of the example's variants: `cargo run -p example-variants-program --bin build-user-variants`.
 //!
-//! It needs the nightly toolchain and the library source; where one is missing, the error says how to get it.
+//! It needs the nightly toolchain and the library source; where one is missing, it says how to get it and ends with 2.
 
 use std::{
-    error::Error,
     path::{Path, PathBuf},
+    process::ExitCode,
 };
 
 use clap::Parser;
 use example_variants::{Chunked, DistanceBias};
-use oxattn_build::{Assembler, DeviceCrate, Toolchain};
+use oxattn_build::{Assembler, BuildError, DeviceCrate, Toolchain};
 
 #[derive(Parser)]
 struct Arguments {
@@ -21,8 +21,17 @@ struct Arguments {
     toolchain: String,
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let arguments = Arguments::parse();
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            if error.is_missing_toolchain() { ExitCode::from(2) } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<(), BuildError> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../device");
     let device = DeviceCrate::new(folder, "target/user-variants").variant::<Chunked>().variant::<DistanceBias>();
     let toolchain = Toolchain::find(&arguments.toolchain)?;

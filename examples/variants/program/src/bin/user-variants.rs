@@ -1,6 +1,6 @@
 //! Checks the example's variants on a device: `cargo run -p example-variants-program -- --device cuda:0`.
 
-use std::{error::Error, fs, path::PathBuf};
+use std::{error::Error, fs, path::PathBuf, process::ExitCode};
 
 use clap::Parser;
 use example_variants::{Chunked, DistanceBias};
@@ -18,30 +18,45 @@ struct Arguments {
     bundle: PathBuf,
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let arguments = Arguments::parse();
-    let device = match arguments.device.strip_prefix("cuda:") {
-        Some(ordinal) => {
-            let device = Device::cuda(ordinal.parse()?)?;
-            let bundle =
-                fs::read(&arguments.bundle).map_err(|error| format!("{}: {error}", arguments.bundle.display()))?;
-            device.load_bundle(&bundle)?;
-            device
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(wrong) => {
+            eprintln!("error: {wrong} cases are wrong");
+            ExitCode::FAILURE
         }
-        None if arguments.device == "emulator" => {
-            let device = Device::cpu();
-            device.emulate::<Chunked>(Family::Sm90a, 0)?;
-            device.emulate::<DistanceBias>(Family::Sm90a, 0)?;
-            device
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
         }
-        None => return Err(format!("--device {}: emulator and cuda:0 are supported", arguments.device).into()),
-    };
-    println!("{}", device.describe());
+    }
+}
+
+/// Prints a line for each case and returns how many are wrong.
+fn run(arguments: &Arguments) -> Result<u32, Box<dyn Error>> {
+    let device = device(arguments)?;
+    println!("{}: {}", arguments.device, device.describe());
     let mut wrong = 0;
     for case in cases() {
         let (error, tolerance) = (largest_error(&device, &case)?, tolerance(&case.config));
         println!("{}: largest error of a row {error:.1e}, {tolerance:.0e} allowed", case.name);
         wrong += u32::from(error > tolerance);
     }
-    if wrong > 0 { Err(format!("{wrong} cases are wrong").into()) } else { Ok(()) }
+    Ok(wrong)
+}
+
+fn device(arguments: &Arguments) -> Result<Device, Box<dyn Error>> {
+    if arguments.device == "emulator" {
+        let device = Device::cpu();
+        device.emulate::<Chunked>(Family::Sm90a, 0)?;
+        device.emulate::<DistanceBias>(Family::Sm90a, 0)?;
+        return Ok(device);
+    }
+    let ordinal = arguments.device.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
+    let unknown = || format!("--device is {}; emulator and cuda:N are supported", arguments.device);
+    let device = Device::cuda(ordinal.ok_or_else(unknown)?)?;
+    let path = &arguments.bundle;
+    let bundle = fs::read(path).map_err(|error| format!("{}: {error}; run build-user-variants", path.display()))?;
+    device.load_bundle(&bundle)?;
+    Ok(device)
 }
