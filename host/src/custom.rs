@@ -11,7 +11,9 @@
 //!
 //! docs/user-variants.md walks through a crate of two variants.
 
+#[cfg(any(feature = "cuda", feature = "emulator"))]
 use kernels_gpu::abi::parameters::ConfigParameters;
+#[cfg(any(feature = "cuda", feature = "emulator"))]
 use kernels_gpu::variant::ModifiedParameters;
 
 use crate::config::AttentionConfig;
@@ -183,6 +185,7 @@ impl Custom {
 }
 
 /// Of what a config asks for, all that a custom variant's kernel does.
+#[cfg(any(feature = "cuda", feature = "emulator"))]
 pub(crate) fn config_parameters(variant: &ModifiedParameters) -> ConfigParameters {
     let ModifiedParameters { scale, window_left, window_right, .. } = *variant;
     ConfigParameters { scale_log2: scale, window_left, window_right, padding: 0 }

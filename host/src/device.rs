@@ -62,6 +62,7 @@ impl Device {
         Ok(Device::of(Executor::Cuda(Cuda::new(crate::driver::Context::current()?)?)))
     }
 
+    #[allow(clippy::init_numbered_fields, reason = "one of them is there only with its feature")]
     fn of(executor: Executor) -> Device {
         Device {
             0: Arc::new(executor),

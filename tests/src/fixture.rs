@@ -427,6 +427,7 @@ impl Fixture {
             temperature: config.temperatures.then(|| temperatures[request] as f64),
             soft_cap: config.soft_cap.map(f64::from),
             alibi_slope: if config.alibi { Some(&slope) } else { None },
+            bias: None,
             sink: if config.sinks { Some(&sink) } else { None },
             sigmoid_bias: config.sigmoid_bias.map(f64::from),
         };

@@ -23,6 +23,7 @@ pub fn run(root: &Path) -> Result<()> {
         lint(&["-p", "oxattn", "--no-default-features"]),
         lint(&["-p", "oxattn", "--no-default-features", "--features", "cpu"]),
         lint(&["-p", "oxattn", "--no-default-features", "--features", "cuda"]),
+        lint(&["-p", "oxattn", "--no-default-features", "--features", "emulator"]),
         show(&mut doc),
     ];
     let failures: Vec<String> = checks.into_iter().filter_map(Result::err).map(|error| format!("{error:#}")).collect();
