@@ -71,9 +71,6 @@ pub enum BuildError {
         /// What happened.
         source: CommandError,
     },
-    /// Machine code was asked for where there is no assembler.
-    #[error("machine code needs ptxas: pip install nvidia-cuda-nvcc, or name one")]
-    NoAssembler,
     /// The assembler does not say what a kernel takes.
     #[error("ptxas says nothing of {}", file.display())]
     AssemblerSilent {

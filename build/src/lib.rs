@@ -45,7 +45,8 @@ pub struct DeviceCrate {
     features: String,
     kernels: Vec<KernelEntry>,
     variants: Vec<VariantRecord>,
-    audit: Option<PathBuf>,
+    /// The file of expected `.sync` counts, and whether to write it.
+    audit: Option<(PathBuf, bool)>,
 }
 
 /// Compiled kernels.
@@ -102,9 +103,9 @@ impl DeviceCrate {
         DeviceCrate { features: features.into(), ..self }
     }
 
-    /// The same with a file of the `.sync` counts that a build must have; see [`audit::compare`].
-    pub fn expected_syncs(self, file: impl Into<PathBuf>) -> DeviceCrate {
-        DeviceCrate { audit: Some(file.into()), ..self }
+    /// The same with a file of the `.sync` counts that a build must have, or, with `accept`, that it writes.
+    pub fn expected_syncs(self, file: impl Into<PathBuf>, accept: bool) -> DeviceCrate {
+        DeviceCrate { audit: Some((file.into(), accept)), ..self }
     }
 
     /// Every file that the kernels are made from: a build script prints a `cargo::rerun-if-changed` for each.
@@ -121,13 +122,12 @@ impl DeviceCrate {
         source::Sources::find(&self.folder.join("Cargo.toml"))
     }
 
-    /// Compiles, cuts, audits and assembles every kernel for every family. With `accept_audit` the file of expected
-    /// `.sync` counts is written, not compared.
+    /// Compiles, cuts, audits and assembles every kernel for every family; `note` gets a line for each step and for each
+    /// kernel that was assembled.
     pub fn build(
         &self,
         toolchain: &Toolchain,
         assembler: Option<&Assembler>,
-        accept_audit: bool,
         note: &mut dyn FnMut(&str),
     ) -> Result<Build, BuildError> {
         if let Some(warning) = toolchain.warning() {
@@ -159,8 +159,8 @@ impl DeviceCrate {
                 built.push(BuiltKernel { entry, family, launch, ptx, registers: 0 });
             }
         }
-        if let Some(file) = &self.audit {
-            audit::compare(file, &counts, accept_audit, &mut problems)?;
+        if let Some((file, accept)) = &self.audit {
+            audit::compare(file, &counts, *accept, &mut problems)?;
         }
         match assembler {
             Some(assembler) => assemble(&work, &mut built, assembler, &mut problems, note)?,

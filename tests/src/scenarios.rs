@@ -627,6 +627,9 @@ pub fn inputs_of_variants_that_do_not_match_are_refused(device: &Device) {
     let planned = setup.plan(&fixture, Stream::default()).unwrap();
     let message = "this call brings variant.sinks, which the attention does not read; make it with_sinks";
     refused(setup.run(&planned, &run, Stream::default()), message);
+    let own = run.with_variant(VariantInputs::default()).with_custom_parameters(&[7u32; 3]);
+    let message = "this call brings variant.custom, which the attention does not read; make it with_custom_variant";
+    refused(setup.run(&planned, &own, Stream::default()), message);
     let sigmoid = Case { config: plain.config.with_sigmoid(0.0), ..plain };
     let mut setup = Setup::new(device, &[&sigmoid], SplitMode::Balanced);
     let planned = setup.plan(&fixture, Stream::default()).unwrap();

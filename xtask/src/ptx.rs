@@ -61,7 +61,7 @@ pub fn run(root: &Path, arguments: &Arguments) -> Result<()> {
 
 /// Fails when the committed bundle is not what these sources make.
 fn check(root: &Path, arguments: &Arguments) -> Result<()> {
-    let source_hash = device_crate(root).source_hash()?;
+    let source_hash = device_crate(root, false).source_hash()?;
     let committed = fs::read(root.join(BUNDLE)).with_context(|| format!("{BUNDLE}: run `cargo xtask ptx`"))?;
     let (manifest, committed_images) =
         bundle::decode(&committed).with_context(|| format!("{BUNDLE}: run `cargo xtask ptx`"))?;
@@ -90,11 +90,11 @@ fn check(root: &Path, arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-fn device_crate(root: &Path) -> DeviceCrate {
+fn device_crate(root: &Path, accept_audit: bool) -> DeviceCrate {
     let (folder, work) = (root.join("kernels-gpu"), root.join("target/ptx"));
-    DeviceCrate::new(folder, work).features("entries").kernels(KERNELS).expected_syncs(root.join(AUDIT))
+    DeviceCrate::new(folder, work).features("entries").kernels(KERNELS).expected_syncs(root.join(AUDIT), accept_audit)
 }
 
 fn build(root: &Path, toolchain: &Toolchain, assembler: Option<&Assembler>, accept_audit: bool) -> Result<Build> {
-    Ok(device_crate(root).build(toolchain, assembler, accept_audit, &mut |line| eprintln!("{line}"))?)
+    Ok(device_crate(root, accept_audit).build(toolchain, assembler, &mut |line| eprintln!("{line}"))?)
 }

@@ -36,7 +36,7 @@ fn run(arguments: &Arguments) -> Result<(), BuildError> {
     let device = DeviceCrate::new(folder, "target/user-variants").variant::<Chunked>().variant::<DistanceBias>();
     let toolchain = Toolchain::find(&arguments.toolchain)?;
     let note = &mut |line: &str| eprintln!("{line}");
-    let built = device.build(&toolchain, Assembler::find(None)?.as_ref(), false, note)?;
+    let built = device.build(&toolchain, Assembler::find(None)?.as_ref(), note)?;
     let bytes = built.write(&arguments.out)?;
     println!("{}: {} kernels, {bytes} bytes", arguments.out.display(), built.kernels.len());
     Ok(())
