@@ -4,5 +4,5 @@
 mod chunked;
 mod distance_bias;
 
-pub use chunked::{Chunked, ChunkedParameters};
-pub use distance_bias::{DistanceBias, DistanceBiasParameters};
+pub use chunked::Chunked;
+pub use distance_bias::DistanceBias;

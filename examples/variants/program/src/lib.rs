@@ -7,7 +7,7 @@
 
 mod cases;
 
-use example_variants::{Chunked, ChunkedParameters, DistanceBias, DistanceBiasParameters};
+use example_variants::{Chunked, DistanceBias};
 use fastrand::Rng;
 use half::{bf16, f16};
 use oxattn::custom::CustomVariant;
@@ -148,10 +148,8 @@ impl Batch {
             rows(&out),
         );
         let layer = match case.which {
-            Which::Chunked { chunk_tokens_log2 } => {
-                layer.with_custom_parameters(&ChunkedParameters { chunk_tokens_log2 })
-            }
-            Which::DistanceBias => layer.with_custom_parameters(&DistanceBiasParameters { biases: biases.address() }),
+            Which::Chunked { chunk_tokens_log2 } => layer.with_custom_parameters(&Chunked { chunk_tokens_log2 }),
+            Which::DistanceBias => layer.with_custom_parameters(&DistanceBias { biases: biases.address() }),
         };
         // SAFETY: the buffers are the device's and live until the download, which waits; every page id is one of the pool.
         unsafe { attention.run(&planned, &change(layer), &mut workspace, Stream::default())? };

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use example_variants::{Chunked, DistanceBias, DistanceBiasParameters};
+use example_variants::{Chunked, DistanceBias};
 use example_variants_program::{Case, Which, cases, largest_error, largest_error_of, tolerance};
 use oxattn::custom::Family;
 use oxattn::{ArgumentError, CustomVariantError, Device, Error, Run, Values, VariantInputs};
@@ -104,7 +104,7 @@ fn parameters_are_there_and_of_the_variant() {
 /// The emulator knows the device's buffers and nothing else.
 #[test]
 fn a_stray_address_among_the_parameters_is_found() {
-    let stray = |run: Run| run.with_custom_parameters(&DistanceBiasParameters { biases: 4096 });
+    let stray = |run: Run| run.with_custom_parameters(&DistanceBias { biases: 4096 });
     let error = largest_error_of(&emulator(Family::Sm90a, 0), &case(Which::DistanceBias), &stray).unwrap_err();
     let Error::Emulator { symbol, fault } = &error else { panic!("{error}") };
     assert_eq!(symbol, "attend_distance_bias_bf16_d128");
