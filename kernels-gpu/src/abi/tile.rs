@@ -91,10 +91,11 @@ impl AttendTile {
     }
 
     /// Blocks of 16 packed rows that a warp takes of a tall item, at most: two where their accumulators fit the
-    /// registers, which with the arithmetic of a variant that is not light they do not; none where not even one does.
+    /// registers, which they do neither beside the arithmetic of a variant that is not light nor where three blocks of
+    /// threads share a multiprocessor; none where not even one does.
     pub const fn tall_blocks(self, is_light: bool) -> u32 {
         match self.head_dim {
-            0..=128 if is_light => 2,
+            0..=128 if is_light && self.blocks_per_multiprocessor < 3 => 2,
             0..=256 => 1,
             _ => 0,
         }

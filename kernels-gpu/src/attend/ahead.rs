@@ -133,7 +133,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Pipeline<HEAD_DIM, HOPPER> {
             sync_threads();
             grid::wait_for_previous_grid();
             grid::allow_next_grid();
-            copy_tile(room, 0, 0, second.ready_rows, thread::thread_idx_x());
+            copy(room, 0, second.ready_rows, thread::thread_idx_x());
             commit_async_copies();
             second.publish(p, room, 1, page).store(room.tall_slot(1));
         }
@@ -155,7 +155,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Pipeline<HEAD_DIM, HOPPER> {
             let ahead = Ahead::load(self.room.tall_slot(other));
             let page = ahead.look_up(p, Self::TILE_TOKENS);
             if ahead.ready_rows != NONE {
-                copy_tile(self.room, other, other, ahead.ready_rows, anew(thread::thread_idx_x()));
+                copy(self.room, other, ahead.ready_rows, anew(thread::thread_idx_x()));
             }
             commit_async_copies();
             page
@@ -172,5 +172,23 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Pipeline<HEAD_DIM, HOPPER> {
             ahead.publish(p, self.room, stage, page).store(self.room.tall_slot(stage));
         }
         self.stage = other;
+    }
+}
+
+/// Starts the copies of a tile into a stage, by the addresses of the same parity.
+#[inline(always)]
+unsafe fn copy<const HEAD_DIM: u32, const HOPPER: bool>(
+    room: Room<HEAD_DIM, HOPPER>,
+    stage: u32,
+    rows: u32,
+    thread: u32,
+) {
+    // SAFETY: the kernel's contract; the stage was consumed before the last barrier.
+    unsafe {
+        if Shape::<HEAD_DIM, HOPPER>::HAS_WARPGROUPS {
+            copy_tile(room, stage, (room.key_panels(stage), room.value_panels(stage)), rows, thread);
+        } else {
+            copy_tile(room, stage, (room.keys(stage), room.values(stage)), rows, thread);
+        }
     }
 }

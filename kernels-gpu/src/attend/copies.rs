@@ -7,9 +7,10 @@ use simt::{asynchronous::copy_async_16, global::Global, shared::Shared, thread};
 use super::shape::{MOST_ROUNDS, Room, Shape};
 use super::work::{Cursor, Work};
 use crate::abi::parameters::{AttendParameters, CacheView};
-use crate::tile::{SharedTile, unroll};
+use crate::tile::{Rows, unroll};
 
-/// Starts the copies of a tile of `rows` rows, whose addresses are those of `parity`; rows past them become zero.
+/// Starts the copies of a tile of `rows` rows, whose addresses are those of `parity`; rows past them become zero. Keys
+/// and values lie in the same way.
 ///
 /// # Safety
 /// The kernel's contract; all threads call together, and the stage was consumed before the last barrier.
@@ -17,14 +18,13 @@ use crate::tile::{SharedTile, unroll};
 pub(super) unsafe fn copy_tile<const HEAD_DIM: u32, const HOPPER: bool>(
     room: Room<HEAD_DIM, HOPPER>,
     parity: u32,
-    stage: u32,
+    (keys, values): (impl Rows, impl Rows),
     rows: u32,
     thread: u32,
 ) {
     let tile = Shape::<HEAD_DIM, HOPPER>::TILE;
     // SAFETY: the caller's contract.
     unsafe {
-        let (keys, values) = (room.keys(stage), room.values(stage));
         let (threads, chunks) = (tile.threads(), Shape::<HEAD_DIM, HOPPER>::CHUNKS);
         let place = |round: u32| {
             let index = thread + round * threads;
@@ -46,7 +46,7 @@ pub(super) unsafe fn copy_tile<const HEAD_DIM: u32, const HOPPER: bool>(
         let first = if is_regular { [place(0).anew(), place(1).anew()] } else { [place(0); 2] };
         let place = |round: u32| {
             if is_regular {
-                first[(round % apart) as usize].rows_further(round / apart * apart * rows_of_round, tile.row_bytes())
+                first[(round % apart) as usize].rows_further(round / apart * apart * rows_of_round, keys.row_bytes())
             } else {
                 place(round)
             }
@@ -136,7 +136,7 @@ pub(super) unsafe fn store_row_address(p: &AttendParameters, to: Shared<[u32; 4]
 pub(super) unsafe fn copy_queries<const HEAD_DIM: u32, const HOPPER: bool>(
     p: &AttendParameters,
     at: Cursor,
-    tile: SharedTile<HEAD_DIM>,
+    tile: impl Rows,
     filled: u32,
 ) {
     // SAFETY: an item of the queue, by the kernel's contract.

@@ -100,7 +100,8 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
                     copy_queries::<HEAD_DIM, HOPPER>(p, ready.at, room.queries(self.slot), ATTEND_TILE_ROWS);
                     self.slot = next(self.slot, Self::TILE.stages);
                 }
-                copy_tile(room, parity, self.stage, ready.rows, thread);
+                let tiles = (room.keys(self.stage), room.values(self.stage));
+                copy_tile(room, parity, tiles, ready.rows, thread);
                 self.stage = next(self.stage, Self::TILE.stages);
             }
             commit_async_copies();

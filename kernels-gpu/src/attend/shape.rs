@@ -2,7 +2,7 @@
 use simt::shared::Shared;
 
 use crate::abi::tile::{ATTEND_TILE_ROWS, AttendTile, Family, TALL_STAGES};
-use crate::tile::SharedTile;
+use crate::tile::{PanelTile, SharedTile};
 
 /// Key fragments a warp asks for at once, at most: 32 registers.
 pub(super) const BATCH: usize = 8;
@@ -30,6 +30,12 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Shape<HEAD_DIM, HOPPER> {
     /// Whether a warp keeps the query fragments of a short item in registers: up to 56 of them, beside as many
     /// accumulators, and on smaller parts, where half as many warps share the rows, up to 40.
     pub const RESIDENT_QUERIES: bool = HEAD_DIM <= if HOPPER { 224 } else { 160 };
+    /// Whether tall items are computed by `wgmma`: rows that are whole panels.
+    pub const HAS_WARPGROUPS: bool = HOPPER && HEAD_DIM.is_multiple_of(64) && HEAD_DIM <= 256;
+    /// Warps that a tall item's rows keep together.
+    pub const WARPS_TOGETHER: u32 = if Self::HAS_WARPGROUPS { 4 } else { 1 };
+    /// Keys whose scores a warp has at once, in a tall item: 16 registers for a block of rows, or 32.
+    pub const STEP_TOKENS: u32 = if Self::HAS_WARPGROUPS { Self::TILE.tile_tokens() } else { 32 };
     /// Rounds in which the block's threads copy a tile of K (and of V), a piece each.
     pub const ROUNDS: usize = (Self::TILE.tile_tokens() * Self::CHUNKS / Self::TILE.threads()) as usize;
 
@@ -65,6 +71,9 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Shape<HEAD_DIM, HOPPER> {
         assert!(Self::TILE.stages == 2 || Self::TILE.stages == 3);
         assert!(SharedTile::<HEAD_DIM>::ROW_BYTES == Self::TILE.row_bytes());
         assert!((Self::TILE.tile_tokens() * Self::CHUNKS).is_multiple_of(Self::TILE.threads()));
+        // Panels lie at multiples of 1024 bytes, and a warpgroup's scores are those of 64 keys.
+        assert!(!Self::HAS_WARPGROUPS || Self::TILE.stage_bytes().is_multiple_of(2048));
+        assert!(!Self::HAS_WARPGROUPS || Self::TILE.tile_tokens() == 64 && Self::TILE.warps().is_multiple_of(4));
         assert!(Self::ROUNDS <= MOST_ROUNDS && Self::steps_of_batch(MOST_BATCHES, false).1 == 0);
         Self::TILE
     }
@@ -129,5 +138,22 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Room<HEAD_DIM, HOPPER> {
     #[inline(always)]
     pub fn tall_queries(self) -> SharedTile<HEAD_DIM> {
         SharedTile::new(self.stage(TALL_STAGES))
+    }
+
+    /// The same in panels, and keys and values too.
+    #[inline(always)]
+    pub fn query_panels(self) -> PanelTile {
+        PanelTile::new(self.stage(TALL_STAGES), Self::TILE.tall_rows(true))
+    }
+
+    #[inline(always)]
+    pub fn key_panels(self, stage: u32) -> PanelTile {
+        PanelTile::new(self.stage(stage), Self::TILE.tile_tokens())
+    }
+
+    #[inline(always)]
+    pub fn value_panels(self, stage: u32) -> PanelTile {
+        let bytes = Self::TILE.tile_tokens() * Self::TILE.row_bytes();
+        PanelTile::new(self.stage(stage).add_bytes(bytes), Self::TILE.tile_tokens())
     }
 }

@@ -28,7 +28,7 @@ use crate::{
     },
     merge::Values,
     softmax::OnlineSoftmax,
-    tile::{unroll, zeros},
+    tile::{Rows, unroll, zeros},
     variant::{Piece, Variant},
 };
 
@@ -52,7 +52,7 @@ pub(super) unsafe fn walk<
 ) -> bool {
     let shape = const { Shape::<HEAD_DIM, HOPPER>::checked(QUERY_STEPS, OUTPUT_STEPS) };
     let (lane, warp) = (thread::lane_idx(), thread::warp_idx());
-    let (kv_warp, output_warp) = (warp / shape.output_warps, warp % shape.output_warps);
+    let kv_warp = warp / shape.output_warps;
     let (row, quad) = (lane / 4, lane % 4);
     let room = Room::<HEAD_DIM, HOPPER>::new();
     // Wide heads leave no registers for what a variant keeps of its rows; they are looked at again for every tile.
@@ -138,7 +138,8 @@ pub(super) unsafe fn walk<
 
                 // Where registers allow, the values' fragments are on their way while the softmax is worked out.
                 let values = room.values(stage);
-                let lane = if places_resident { lane } else { anew(lane) };
+                let (lane, warp) = if places_resident { (lane, warp) } else { (anew(lane), anew(warp)) };
+                let (kv_warp, output_warp) = (warp / shape.output_warps, warp % shape.output_warps);
                 // A warp's columns that are whole 128 bytes of a row keep their places in it.
                 let first_column = 16 * output_warp * OUTPUT_STEPS as u32;
                 let lane_values = values.columns_from(first_column).lane(kv_warp * 16 + lane % 16, lane / 16);
@@ -219,11 +220,12 @@ pub(super) unsafe fn walk<
                     unroll::<2>(|half| {
                         let row = row + 8 * half as u32;
                         if row < work.rows {
-                            if output_warp == 0 && quad == 0 {
+                            if warp % shape.output_warps == 0 && quad == 0 {
                                 fold.state(kv_warp, row).store([softmax.maximum[half], softmax.sum[half]]);
                             }
                             unroll::<OUTPUT_STEPS>(|n| {
-                                let column = 16 * (output_warp * OUTPUT_STEPS as u32 + n as u32) + 2 * quad;
+                                let column =
+                                    16 * (warp % shape.output_warps * OUTPUT_STEPS as u32 + n as u32) + 2 * quad;
                                 fold.pair(kv_warp, row, column).store([outputs[n][2 * half], outputs[n][2 * half + 1]]);
                                 fold.pair(kv_warp, row, column + 8)
                                     .store([outputs_right[n][2 * half], outputs_right[n][2 * half + 1]]);

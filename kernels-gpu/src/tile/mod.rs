@@ -5,6 +5,8 @@
 //! elements.
 
 use simt::shared::Shared;
+use simt::tensor::Element;
+use simt::wgmma::{Descriptor, KMajor, MnMajor, Swizzle};
 
 /// Calls `f(0)`, `f(1)`, up to `f(N - 1)`, each with a constant. `N` is at most 64.
 #[inline(always)]
@@ -23,6 +25,15 @@ pub fn unroll<const N: usize>(mut f: impl FnMut(usize)) {
 pub fn zeros<const N: usize, const M: usize>() -> [[f32; M]; N] {
     // SAFETY: all-zero bytes are zeros.
     unsafe { core::mem::zeroed() }
+}
+
+/// Rows of 16-bit values in shared memory.
+pub trait Rows: Copy {
+    /// Where piece `chunk` (16 bytes, 8 elements) of row `row` lies.
+    fn chunk(self, row: u32, chunk: u32) -> Shared<u8>;
+
+    /// An eighth of the bytes from a row to the eighth after it.
+    fn row_bytes(self) -> u32;
 }
 
 /// A tile of 16-bit rows in shared memory, laid out so that `ldmatrix` (eight rows, 16 bytes of each) touches
@@ -72,13 +83,72 @@ impl<const HEAD_DIM: u32> SharedTile<HEAD_DIM> {
         });
         LanePieces { addresses }
     }
+}
 
-    /// Where piece `chunk` (16 bytes, 8 elements) of row `row` lies.
+impl<const HEAD_DIM: u32> Rows for SharedTile<HEAD_DIM> {
     #[inline(always)]
-    pub fn chunk(self, row: u32, chunk: u32) -> Shared<u8> {
+    fn chunk(self, row: u32, chunk: u32) -> Shared<u8> {
         // Eights apart, so that where they are constants they end up in the instruction, not in a register each.
         let column = if Self::SWIZZLED { (chunk & !7) + ((chunk & 7) ^ (row & 7)) } else { chunk };
         self.base.add_bytes(row * Self::ROW_BYTES + column * 16)
+    }
+
+    #[inline(always)]
+    fn row_bytes(self) -> u32 {
+        Self::ROW_BYTES
+    }
+}
+
+/// A tile of 16-bit rows in shared memory as `wgmma` reads it with 128-byte swizzle: panels of 64 columns, all rows of a
+/// panel one after another, 128 bytes each, in which piece `c` of row `r` lies at `c ^ (r % 8)`.
+#[derive(Clone, Copy)]
+pub struct PanelTile {
+    base: Shared<u8>,
+    rows: u32,
+}
+
+impl PanelTile {
+    /// Bytes of a row in a panel.
+    const ROW_BYTES: u32 = 128;
+
+    /// The tile of `rows` rows, a multiple of 8, that starts at `base`, a multiple of 1024.
+    #[inline(always)]
+    pub fn new(base: Shared<u8>, rows: u32) -> Self {
+        PanelTile { base, rows }
+    }
+
+    /// Rows from `row` on, a multiple of 8, as an operand whose 16-column step `k` begins [`step_bytes`](Self::step_bytes)
+    /// further.
+    #[inline(always)]
+    pub fn k_major<E: Element>(self, row: u32) -> Descriptor<E, KMajor> {
+        let start = self.base.add_bytes(row * Self::ROW_BYTES).anew();
+        Descriptor::new(start, 16, 8 * Self::ROW_BYTES, Swizzle::Bytes128)
+    }
+
+    /// From the first 16 columns of [`k_major`](Self::k_major) to the `k`th.
+    #[inline(always)]
+    pub fn step_bytes(self, k: usize) -> u32 {
+        k as u32 / 4 * self.rows * Self::ROW_BYTES + k as u32 % 4 * 32
+    }
+
+    /// All columns of the rows from `row` on, a multiple of 8, which are the depth of the product.
+    #[inline(always)]
+    pub fn mn_major<E: Element>(self, row: u32) -> Descriptor<E, MnMajor> {
+        let start = self.base.add_bytes(row * Self::ROW_BYTES).anew();
+        Descriptor::new(start, self.rows * Self::ROW_BYTES, 8 * Self::ROW_BYTES, Swizzle::Bytes128)
+    }
+}
+
+impl Rows for PanelTile {
+    #[inline(always)]
+    fn chunk(self, row: u32, chunk: u32) -> Shared<u8> {
+        let panel = chunk / 8 * self.rows * Self::ROW_BYTES;
+        self.base.add_bytes(panel + row * Self::ROW_BYTES + (chunk % 8 ^ row % 8) * 16)
+    }
+
+    #[inline(always)]
+    fn row_bytes(self) -> u32 {
+        Self::ROW_BYTES
     }
 }
 

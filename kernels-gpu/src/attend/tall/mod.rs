@@ -4,17 +4,21 @@
 //! tile to compute, and with an item's first tile its query rows, are on their way or there. A row's result depends on
 //! its keys and on the tiles they lie in, not on the rows beside it nor on the height of the item.
 //!
-//! Warp `w` of `W` takes rows `16 w ..` of the item and, of items taller than `16 W`, rows `16 (W + w) ..` too: two
-//! blocks of 16 rows share each fragment of keys and values, which comes from shared memory about as fast as the tensor
-//! cores then consume it. FlashAttention-2 (Dao, 2023).
+//! Warp `w` of `W` takes rows `16 w ..` of the item and, of items taller than `16 W`, rows `16 (W + w) ..` too. The
+//! products are `mma.sync`'s ([`warp`](self::warp)) or, on Hopper, `wgmma`'s ([`warpgroup`]), in which four warps take
+//! their rows together. FlashAttention-2 (Dao, 2023).
+
+mod warp;
+mod warpgroup;
+
 use simt::{
-    asynchronous::{commit_async_copies, wait_async_copies},
+    asynchronous::{commit_async_copies, fence_proxy_async, wait_async_copies},
     block::sync_threads,
     global::Global,
     math,
     registers::anew,
-    tensor::{Element, load_matrix_x4, load_matrix_x4_transposed},
-    thread, warp,
+    tensor::Element,
+    thread, warp as lanes,
 };
 
 use super::ahead::Pipeline;
@@ -26,17 +30,10 @@ use crate::{
     abi::{parameters::AttendParameters, tile::ATTEND_TILE_ROWS},
     merge::Values,
     softmax::OnlineSoftmax,
-    tile::{SharedTile, unroll},
+    tile::unroll,
     variant::{Piece, Variant},
 };
 
-/// Keys whose scores a warp has at once: 16 registers a block of rows.
-const STEP_TOKENS: u32 = 32;
-/// Their columns of 8.
-const COLUMNS: usize = STEP_TOKENS as usize / 8;
-
-/// Scores, logits and weights of a block of rows, in the layout of `mma`'s C.
-type Scores = [[f32; 4]; COLUMNS];
 /// 16 columns of a block's output: `mma`'s C twice.
 type Columns = [[f32; 4]; 2];
 
@@ -104,23 +101,26 @@ unsafe fn item<
     head: u32,
 ) -> u32 {
     let tile = Shape::<HEAD_DIM, HOPPER>::TILE;
-    let room = Room::<HEAD_DIM, HOPPER>::new();
     let at = Cursor { item, item_end: 0, head, head_begin: 0, head_end: 0 };
     // What follows from the thread is this item's, not kept from the kernel's start.
     let thread = anew(thread::thread_idx_x());
     let (warp, lane) = (thread / 32, thread % 32);
     let (row, quad) = (lane / 4, lane % 4);
-    // The first row of each of the warp's blocks.
+    // The first row of each of the warp's blocks, and of the warps that keep together.
     let block_row = |block: usize| ATTEND_TILE_ROWS * (warp + block as u32 * tile.warps());
+    let together = Shape::<HEAD_DIM, HOPPER>::WARPS_TOGETHER;
+    let first_row = ATTEND_TILE_ROWS * (warp / together * together);
+    let last_block = first_row + (BLOCKS as u32 - 1) * ATTEND_TILE_ROWS * tile.warps();
+    let step_tokens = Shape::<HEAD_DIM, HOPPER>::STEP_TOKENS;
 
     // SAFETY: the kernel's contract.
     unsafe {
         let work = Work::read(p, at);
-        let is_active = block_row(0) < work.rows;
-        let last_row = (block_row(BLOCKS - 1) + ATTEND_TILE_ROWS).min(work.rows) - 1;
-        // One past the last key that the warp's first row sees, and its last.
-        let (first_limit, last_limit) = (work.limit(p, block_row(0)), work.limit(p, last_row));
-        let end_rows = [look_at(p, &variant, &work, block_row(0)), look_at(p, &variant, &work, last_row)];
+        let last_row = (last_block + ATTEND_TILE_ROWS * together).min(work.rows) - 1;
+        // One past the last key that the first row sees; and the last one, or any of the range.
+        let first_limit = work.limit(p, first_row);
+        let visible_end = if first_row < work.rows { work.limit(p, last_row).max(0) as u32 } else { 0 };
+        let end_rows = [look_at(p, &variant, &work, first_row), look_at(p, &variant, &work, last_row)];
         let mut softmax = [OnlineSoftmax::new(); BLOCKS];
         unroll::<BLOCKS>(|block| {
             unroll::<2>(|half| {
@@ -135,31 +135,40 @@ unsafe fn item<
         let (mut token, kv_end, item_rows) = (work.kv_begin, work.kv_end, work.rows);
         loop {
             wait_async_copies::<0>();
+            if Shape::<HEAD_DIM, HOPPER>::HAS_WARPGROUPS {
+                fence_proxy_async();
+            }
             sync_threads();
             let page = pipeline.step(p);
 
-            let (keys, values) = (room.keys(pipeline.stage()), room.values(pipeline.stage()));
+            // And worked out for each tile: beside a warpgroup's scores there is no register to keep it in.
+            let thread = anew(thread);
+            let (warp, lane) = (thread / 32, thread % 32);
             let tile_end = token + tile.tile_tokens();
-            // Keys past the range, and past what the last row sees, change nothing.
-            let end = if is_active { tile_end.min(kv_end).min(last_limit.max(0) as u32) } else { 0 };
+            // Other keys change nothing.
+            let end = tile_end.min(visible_end);
             let mut step_token = token;
             while step_token < end {
-                let step = Step {
+                let step = Step::<V, HEAD_DIM, HOPPER> {
                     p,
                     variant,
                     at,
                     lane,
-                    rows: block_row(0),
+                    rows: ATTEND_TILE_ROWS * warp,
                     item_rows,
                     key: step_token,
                     kv_end,
-                    may_hide: (step_token + STEP_TOKENS) as i32 > first_limit
-                        || variant.may_hide(end_rows, [step_token, step_token + STEP_TOKENS]),
-                    keys: keys.rows_from(step_token - token),
-                    values: values.rows_from(step_token - token),
+                    may_hide: (step_token + step_tokens) as i32 > first_limit
+                        || variant.may_hide(end_rows, [step_token, step_token + step_tokens]),
+                    stage: pipeline.stage(),
+                    tile_row: step_token - token,
                 };
-                step.run::<E, HOPPER, STEPS, BLOCKS>(&mut softmax, &mut outputs);
-                step_token += STEP_TOKENS;
+                if Shape::<HEAD_DIM, HOPPER>::HAS_WARPGROUPS {
+                    step.run_warpgroup::<E, STEPS, BLOCKS>(&mut softmax, &mut outputs);
+                } else {
+                    step.run_warp::<E, STEPS, BLOCKS>(&mut softmax, &mut outputs);
+                }
+                step_token += step_tokens;
             }
 
             pipeline.advance(p, page);
@@ -172,7 +181,7 @@ unsafe fn item<
         sync_threads();
         let work = Work::read_again(p, at);
         start_queries::<HEAD_DIM, HOPPER>(p, after(p, item, head));
-        if is_active {
+        if first_row < work.rows {
             unroll::<BLOCKS>(|block| {
                 softmax[block].finish();
                 let row = anew(block_row(block) + row);
@@ -192,7 +201,7 @@ unsafe fn look_at<V: Variant>(p: &AttendParameters, variant: &V, work: &Work, ro
 }
 
 /// A few keys of a tile against a warp's rows.
-struct Step<'a, V: Variant, const HEAD_DIM: u32> {
+struct Step<'a, V: Variant, const HEAD_DIM: u32, const HOPPER: bool> {
     p: &'a AttendParameters,
     variant: V,
     at: Cursor,
@@ -207,46 +216,42 @@ struct Step<'a, V: Variant, const HEAD_DIM: u32> {
     kv_end: u32,
     /// Whether a row might not see one of the keys.
     may_hide: bool,
-    keys: SharedTile<HEAD_DIM>,
-    values: SharedTile<HEAD_DIM>,
+    /// Where the tile lies, and the first key in it.
+    stage: u32,
+    tile_row: u32,
 }
 
-impl<V: Variant, const HEAD_DIM: u32> Step<'_, V, HEAD_DIM> {
+impl<V: Variant, const HEAD_DIM: u32, const HOPPER: bool> Step<'_, V, HEAD_DIM, HOPPER> {
+    /// From a block of the warp's rows to the next.
+    const BLOCK_ROWS: u32 = ATTEND_TILE_ROWS * Shape::<HEAD_DIM, HOPPER>::TILE.warps();
+
+    /// Turns a block's logits into weights, and shrinks what its rows have so far.
     #[inline(always)]
-    unsafe fn run<E: Element, const HOPPER: bool, const STEPS: usize, const BLOCKS: usize>(
+    unsafe fn to_weights<const COLUMNS: usize, const STEPS: usize>(
         &self,
-        softmax: &mut [OnlineSoftmax; BLOCKS],
-        outputs: &mut [[Columns; STEPS]; BLOCKS],
+        softmax: &mut OnlineSoftmax,
+        scores: &mut [[f32; 4]; COLUMNS],
+        outputs: &mut [Columns; STEPS],
     ) {
-        let block_rows = ATTEND_TILE_ROWS * Shape::<HEAD_DIM, HOPPER>::TILE.warps();
-        // SAFETY: the kernel's contract; the warp's lanes are together, and the rows are there.
+        // SAFETY: the warp's lanes are together.
         unsafe {
-            let mut scores: [Scores; BLOCKS] = core::mem::zeroed();
-            let queries = Room::<HEAD_DIM, HOPPER>::new().tall_queries().rows_from(self.rows);
-            multiply_keys::<E, HEAD_DIM, STEPS, BLOCKS>(self.lane, queries, block_rows, self.keys, &mut scores);
-            unroll::<BLOCKS>(|block| self.to_logits(self.rows + block as u32 * block_rows, &mut scores[block]));
-            unroll::<BLOCKS>(|block| {
-                let (softmax, outputs) = (&mut softmax[block], &mut outputs[block]);
-                if self.variant.is_softmax() {
-                    let [upper, lower] = softmax.update_tile(&mut scores[block]);
-                    // A row's maximum seldom grows after its first keys. The barrier keeps the branch one: as
-                    // selections the products would need as many registers again.
-                    if warp::vote_ballot(upper != 1.0 || lower != 1.0) != 0 {
-                        warp::sync_warp();
-                        unroll::<STEPS>(|n| unroll::<2>(|i| outputs[n][i] = shrink(outputs[n][i], upper, lower)));
-                    }
-                } else {
-                    let weight = |logit| self.variant.weight(logit);
-                    unroll::<COLUMNS>(|n| scores[block][n] = scores[block][n].map(weight));
+            if self.variant.is_softmax() {
+                let [upper, lower] = softmax.update_tile(scores);
+                // A row's maximum seldom grows after its first keys. The barrier keeps the branch one: as selections
+                // the products would need as many registers again.
+                if lanes::vote_ballot(upper != 1.0 || lower != 1.0) != 0 {
+                    lanes::sync_warp();
+                    unroll::<STEPS>(|n| unroll::<2>(|i| outputs[n][i] = shrink(outputs[n][i], upper, lower)));
                 }
-            });
-            add_values::<E, HEAD_DIM, STEPS, BLOCKS>(self.lane, self.values, &scores, outputs);
+            } else {
+                unroll::<COLUMNS>(|n| scores[n] = scores[n].map(|logit| self.variant.weight(logit)));
+            }
         }
     }
 
     /// Turns the scores of the block from `block_row` on into logits, -inf for keys that a row does not see.
     #[inline(always)]
-    unsafe fn to_logits(&self, block_row: u32, scores: &mut Scores) {
+    unsafe fn to_logits<const COLUMNS: usize>(&self, block_row: u32, scores: &mut [[f32; 4]; COLUMNS]) {
         // What follows from the row is worked out anew: only few steps hide keys, and a heavy variant's rows take more
         // registers than there are.
         let row = anew(block_row + self.lane / 4);
@@ -293,75 +298,22 @@ unsafe fn start_queries<const HEAD_DIM: u32, const HOPPER: bool>(p: &AttendParam
         // SAFETY: the kernel's contract; the rows before were read before the last barrier.
         unsafe {
             // All blocks that are read, rows past the item's being zeros.
-            let warp_blocks = ATTEND_TILE_ROWS * Shape::<HEAD_DIM, HOPPER>::TILE.warps();
+            let shape = Shape::<HEAD_DIM, HOPPER>::TILE;
             let rows = Work::read_again(p, at).rows;
-            let filled = rows.next_multiple_of(if rows <= warp_blocks { ATTEND_TILE_ROWS } else { 2 * warp_blocks });
-            copy_queries::<HEAD_DIM, HOPPER>(p, at, Room::<HEAD_DIM, HOPPER>::new().tall_queries(), filled);
+            let filled = if rows <= ATTEND_TILE_ROWS * shape.warps() {
+                rows.next_multiple_of(ATTEND_TILE_ROWS * Shape::<HEAD_DIM, HOPPER>::WARPS_TOGETHER)
+            } else {
+                2 * ATTEND_TILE_ROWS * shape.warps()
+            };
+            let room = Room::<HEAD_DIM, HOPPER>::new();
+            if Shape::<HEAD_DIM, HOPPER>::HAS_WARPGROUPS {
+                copy_queries::<HEAD_DIM, HOPPER>(p, at, room.query_panels(), filled);
+            } else {
+                copy_queries::<HEAD_DIM, HOPPER>(p, at, room.tall_queries(), filled);
+            }
             commit_async_copies();
         }
     }
-}
-
-/// `scores += Q K^T` of blocks of 16 rows, `block_rows` apart.
-#[inline(always)]
-unsafe fn multiply_keys<E: Element, const HEAD_DIM: u32, const STEPS: usize, const BLOCKS: usize>(
-    lane: u32,
-    queries: SharedTile<HEAD_DIM>,
-    block_rows: u32,
-    keys: SharedTile<HEAD_DIM>,
-    scores: &mut [Scores; BLOCKS],
-) {
-    let queries = queries.lane(lane % 16, lane / 16);
-    let keys = keys.lane(lane % 8 + 8 * (lane / 16), lane / 8 % 2);
-    unroll::<STEPS>(|k| {
-        // SAFETY: the warp's lanes are together, and the rows are there.
-        unsafe {
-            let mut a = [[0; 4]; BLOCKS];
-            unroll::<BLOCKS>(|block| {
-                a[block] = load_matrix_x4(queries.piece(block as u32 * block_rows, k));
-            });
-            unroll::<{ COLUMNS / 2 }>(|n| {
-                let b = load_matrix_x4(keys.piece(16 * n as u32, k));
-                unroll::<BLOCKS>(|block| {
-                    E::multiply_accumulate(&mut scores[block][2 * n], a[block], [b[0], b[1]]);
-                    E::multiply_accumulate(&mut scores[block][2 * n + 1], a[block], [b[2], b[3]]);
-                });
-            });
-        }
-    });
-}
-
-/// `outputs += P V`.
-#[inline(always)]
-unsafe fn add_values<E: Element, const HEAD_DIM: u32, const STEPS: usize, const BLOCKS: usize>(
-    lane: u32,
-    values: SharedTile<HEAD_DIM>,
-    weights: &[Scores; BLOCKS],
-    outputs: &mut [[Columns; STEPS]; BLOCKS],
-) {
-    let values = values.lane(lane % 16, lane / 16);
-    unroll::<{ COLUMNS / 2 }>(|k| {
-        let mut a = [[0; 4]; BLOCKS];
-        unroll::<BLOCKS>(|block| {
-            let (left, right) = (weights[block][2 * k], weights[block][2 * k + 1]);
-            a[block] = [
-                E::pack(left[0], left[1]),
-                E::pack(left[2], left[3]),
-                E::pack(right[0], right[1]),
-                E::pack(right[2], right[3]),
-            ];
-        });
-        unroll::<STEPS>(|n| {
-            // SAFETY: the warp's lanes are together, and the rows are there.
-            unsafe {
-                let b = load_matrix_x4_transposed(values.piece(16 * k as u32, n));
-                unroll::<BLOCKS>(|block| {
-                    E::multiply_accumulate(&mut outputs[block][n][0], a[block], [b[0], b[1]]);
-                    E::multiply_accumulate(&mut outputs[block][n][1], a[block], [b[2], b[3]]);
-                });
-            }
-        });
-    });
 }
 
 /// Writes a lane's columns of rows `row` and `row + 8` of the item: outputs, or partial states.
