@@ -70,7 +70,9 @@ impl AttentionConfig {
     pub fn is_plain(&self) -> bool {
         let windowed = self.window_left.is_some() || self.window_right.is_some();
         let scored = self.temperatures || self.soft_cap.is_some() || self.alibi || self.custom_variant.is_some();
-        !(windowed || scored || self.mask.is_some() || self.sinks || self.sigmoid_bias.is_some())
+        let is_changed = windowed || scored || self.mask.is_some() || self.sinks || self.sigmoid_bias.is_some();
+        // The plain kernels take the largest score for the largest logit.
+        !is_changed && self.softmax_scale > 0.0
     }
 }
 

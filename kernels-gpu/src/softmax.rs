@@ -50,14 +50,15 @@ impl OnlineSoftmax {
         (weights, shrink)
     }
 
-    /// Turns the logits of `8 * N` keys, in the layout of `mma`'s C, into weights, and returns the
-    /// factor of each of the two rows for what came before. As [`update`](Self::update) otherwise.
+    /// Turns the logits of `8 * N` keys, in the layout of `mma`'s C, into weights, and returns the factor of each of the
+    /// two rows for what came before. A logit is what is given times `factor`, which is positive. As
+    /// [`update`](Self::update) otherwise.
     ///
     /// # Safety
     /// All 32 lanes of the warp reach this call together.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    pub unsafe fn update_tile<const N: usize>(&mut self, logits: &mut [[f32; 4]; N]) -> [f32; 2] {
+    pub unsafe fn update_tile<const N: usize>(&mut self, logits: &mut [[f32; 4]; N], factor: f32) -> [f32; 2] {
         let mut shrink = [1.0; 2];
         unroll::<2>(|half| {
             let mut largest = f32::NEG_INFINITY;
@@ -69,14 +70,14 @@ impl OnlineSoftmax {
                 largest = math::maximum(largest, warp::shuffle_xor_f32(largest, 1));
                 largest = math::maximum(largest, warp::shuffle_xor_f32(largest, 2));
             }
-            let maximum = math::maximum(self.maximum[half], largest);
+            let maximum = math::maximum(self.maximum[half], largest * factor);
             let origin = if maximum == f32::NEG_INFINITY { 0.0 } else { maximum };
             shrink[half] = math::exp2(self.maximum[half] - origin);
             self.maximum[half] = maximum;
             let mut sum = 0.0;
             unroll::<N>(|n| {
                 unroll::<2>(|i| {
-                    let weight = math::exp2(logits[n][2 * half + i] - origin);
+                    let weight = math::exp2(math::multiply_add(logits[n][2 * half + i], factor, -origin));
                     logits[n][2 * half + i] = weight;
                     sum += weight;
                 });

@@ -136,7 +136,8 @@ fn h2_order_and_teams_change_no_bit() {
         for pieces in [1, 5] {
             let run = |seed, teams| {
                 let mut fixture = Fixture::new(&case);
-                let mut plan = forced_split(&case, &fixture.page_begin, pieces, teams, 128);
+                let tall_rows = AttendTile::new(64, family).unwrap().tall_rows(true);
+                let mut plan = forced_split(&case, &fixture.page_begin, pieces, teams, tall_rows);
                 fixture.run(&Emulator::new(family, seed), &mut plan, Lse::Two)
             };
             let first = run(0, Teams { teams: 1, blocks: 1, heads_per_block: 2 });
@@ -169,7 +170,7 @@ fn a_queue_longer_than_a_block_is_folded_whole() {
 fn b10_what_unused_slots_hold_changes_no_bit() {
     let base = Case { query_lens: vec![1, 14, 2], kv_lens: vec![37, 70, 0], ..paged(5, LAYOUTS[3]) };
     for family in [Family::Sm80, Family::Sm90a] {
-        for (pieces, tall_rows) in [(1, 0), (3, 0), (1, 128), (3, 128)] {
+        for (pieces, tall_rows) in [(1, 0), (3, 0), (1, 64), (3, 64)] {
             let run = |unused| {
                 let mut fixture = Fixture::new(&Case { unused, ..base.clone() });
                 let mut plan = forced_split(&base, &fixture.page_begin, pieces, Teams::new(2, 4), tall_rows);

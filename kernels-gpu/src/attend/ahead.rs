@@ -27,6 +27,11 @@ pub(super) struct Ahead {
 
 const NONE: u32 = u32::MAX;
 
+/// Rounds of a tile's copies whose addresses are in registers at once.
+const ROUNDS_AT_ONCE: usize = 4;
+/// The same while a warpgroup's scores are under way.
+pub(super) const FEW_ROUNDS_AT_ONCE: usize = 2;
+
 impl Ahead {
     /// The first tile of an item.
     #[inline(always)]
@@ -133,7 +138,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Pipeline<HEAD_DIM, HOPPER> {
             sync_threads();
             grid::wait_for_previous_grid();
             grid::allow_next_grid();
-            copy(room, 0, second.ready_rows, thread::thread_idx_x());
+            copy::<HEAD_DIM, HOPPER, ROUNDS_AT_ONCE>(room, 0, second.ready_rows, thread::thread_idx_x());
             commit_async_copies();
             second.publish(p, room, 1, page).store(room.tall_slot(1));
         }
@@ -149,13 +154,20 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Pipeline<HEAD_DIM, HOPPER> {
     /// Starts the copies of the tile after this one, and the page lookup of the tile after that.
     #[inline(always)]
     pub unsafe fn step(&self, p: &AttendParameters) -> u32 {
+        // SAFETY: the caller's contract.
+        unsafe { self.step_by::<ROUNDS_AT_ONCE>(p) }
+    }
+
+    /// The same, with the addresses of so many rounds in registers at once.
+    #[inline(always)]
+    pub unsafe fn step_by<const AT_ONCE: usize>(&self, p: &AttendParameters) -> u32 {
         let other = self.stage ^ 1;
         // SAFETY: the kernel's contract; the other stage was consumed before the last barrier.
         unsafe {
             let ahead = Ahead::load(self.room.tall_slot(other));
             let page = ahead.look_up(p, Self::TILE_TOKENS);
             if ahead.ready_rows != NONE {
-                copy(self.room, other, ahead.ready_rows, anew(thread::thread_idx_x()));
+                copy::<HEAD_DIM, HOPPER, AT_ONCE>(self.room, other, ahead.ready_rows, anew(thread::thread_idx_x()));
             }
             commit_async_copies();
             page
@@ -177,7 +189,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Pipeline<HEAD_DIM, HOPPER> {
 
 /// Starts the copies of a tile into a stage, by the addresses of the same parity.
 #[inline(always)]
-unsafe fn copy<const HEAD_DIM: u32, const HOPPER: bool>(
+unsafe fn copy<const HEAD_DIM: u32, const HOPPER: bool, const AT_ONCE: usize>(
     room: Room<HEAD_DIM, HOPPER>,
     stage: u32,
     rows: u32,
@@ -186,9 +198,11 @@ unsafe fn copy<const HEAD_DIM: u32, const HOPPER: bool>(
     // SAFETY: the kernel's contract; the stage was consumed before the last barrier.
     unsafe {
         if Shape::<HEAD_DIM, HOPPER>::HAS_WARPGROUPS {
-            copy_tile(room, stage, (room.key_panels(stage), room.value_panels(stage)), rows, thread);
+            let tiles = (room.key_panels(stage), room.value_panels(stage));
+            copy_tile::<HEAD_DIM, HOPPER, AT_ONCE>(room, stage, tiles, rows, thread);
         } else {
-            copy_tile(room, stage, (room.keys(stage), room.values(stage)), rows, thread);
+            let tiles = (room.keys(stage), room.values(stage));
+            copy_tile::<HEAD_DIM, HOPPER, AT_ONCE>(room, stage, tiles, rows, thread);
         }
     }
 }

@@ -10,12 +10,12 @@ use crate::abi::parameters::{AttendParameters, CacheView};
 use crate::tile::{Rows, unroll};
 
 /// Starts the copies of a tile of `rows` rows, whose addresses are those of `parity`; rows past them become zero. Keys
-/// and values lie in the same way.
+/// and values lie in the same way. `AT_ONCE` rounds have their addresses in registers at once, four a round.
 ///
 /// # Safety
 /// The kernel's contract; all threads call together, and the stage was consumed before the last barrier.
 #[inline(always)]
-pub(super) unsafe fn copy_tile<const HEAD_DIM: u32, const HOPPER: bool>(
+pub(super) unsafe fn copy_tile<const HEAD_DIM: u32, const HOPPER: bool, const AT_ONCE: usize>(
     room: Room<HEAD_DIM, HOPPER>,
     parity: u32,
     (keys, values): (impl Rows, impl Rows),
@@ -51,21 +51,24 @@ pub(super) unsafe fn copy_tile<const HEAD_DIM: u32, const HOPPER: bool>(
                 place(round)
             }
         };
-        // All addresses first, so that their latency shows once.
-        let mut addresses = [[0; 4]; MOST_ROUNDS];
-        unroll::<MOST_ROUNDS>(|round| {
-            if round < Shape::<HEAD_DIM, HOPPER>::ROUNDS {
-                addresses[round] = place(round as u32).addresses.load();
-            }
-        });
-        unroll::<MOST_ROUNDS>(|round| {
-            if round < Shape::<HEAD_DIM, HOPPER>::ROUNDS {
-                let Place { k, v, row, further, chunk, .. } = place(round as u32);
-                let bytes = if (row as i32) < rows as i32 - further as i32 { 16 } else { 0 };
-                let [k_low, k_high, v_low, v_high] = addresses[round];
-                copy_async_16(k, address(k_low, k_high).add(16 * chunk as u64), bytes);
-                copy_async_16(v, address(v_low, v_high).add(16 * chunk as u64), bytes);
-            }
+        // The addresses of some rounds first, so that their latency shows once for all of them.
+        unroll::<MOST_ROUNDS>(|batch| {
+            let mut addresses = [[0; 4]; AT_ONCE];
+            let round = |i: usize| batch * AT_ONCE + i;
+            unroll::<AT_ONCE>(|i| {
+                if round(i) < Shape::<HEAD_DIM, HOPPER>::ROUNDS {
+                    addresses[i] = place(round(i) as u32).addresses.load();
+                }
+            });
+            unroll::<AT_ONCE>(|i| {
+                if round(i) < Shape::<HEAD_DIM, HOPPER>::ROUNDS {
+                    let Place { k, v, row, further, chunk, .. } = place(round(i) as u32);
+                    let bytes = if (row as i32) < rows as i32 - further as i32 { 16 } else { 0 };
+                    let [k_low, k_high, v_low, v_high] = addresses[i];
+                    copy_async_16(k, address(k_low, k_high).add(16 * chunk as u64), bytes);
+                    copy_async_16(v, address(v_low, v_high).add(16 * chunk as u64), bytes);
+                }
+            });
         });
     }
 }

@@ -2,7 +2,7 @@
 use simt::{asynchronous::commit_async_copies, block::sync_threads, grid, thread};
 
 use super::copies::{copy_queries, copy_tile, page_of, store_row_address};
-use super::shape::{Room, Shape, next};
+use super::shape::{MOST_ROUNDS, Room, Shape, next};
 use super::work::{Cursor, Work};
 use crate::abi::parameters::AttendParameters;
 use crate::abi::tile::{ATTEND_TILE_ROWS, AttendTile};
@@ -101,7 +101,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
                     self.slot = next(self.slot, Self::TILE.stages);
                 }
                 let tiles = (room.keys(self.stage), room.values(self.stage));
-                copy_tile(room, parity, tiles, ready.rows, thread);
+                copy_tile::<HEAD_DIM, HOPPER, MOST_ROUNDS>(room, parity, tiles, ready.rows, thread);
                 self.stage = next(self.stage, Self::TILE.stages);
             }
             commit_async_copies();

@@ -77,6 +77,13 @@ pub trait Variant: Copy {
     /// that it is plain attention's logit.
     fn logit(&self, row: Self::Row, score: f32, key: u32) -> f32;
 
+    /// Where [`logit`](Self::logit) is the score times a positive number, that number; the tall items' softmax then
+    /// multiplies and subtracts its maximum in one instruction. The same for all lanes.
+    #[inline(always)]
+    fn factor(&self) -> Option<f32> {
+        None
+    }
+
     /// Whether a row of an item's tile might not see a key of a tile; where not, [`hides`](Self::hides) is not asked.
     /// `rows` are the first and the last row, `keys` the first key and one past the last. The answer is the same for
     /// all lanes.

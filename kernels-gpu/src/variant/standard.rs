@@ -13,7 +13,7 @@ pub struct Standard {
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct StandardParameters {
-    /// The softmax scale times log2(e).
+    /// The softmax scale times log2(e), positive.
     pub scale_log2: f32,
 }
 
@@ -33,5 +33,10 @@ impl Variant for Standard {
     #[inline(always)]
     fn logit(&self, (): (), score: f32, _key: u32) -> f32 {
         score * self.scale_log2
+    }
+
+    #[inline(always)]
+    fn factor(&self) -> Option<f32> {
+        Some(self.scale_log2)
     }
 }

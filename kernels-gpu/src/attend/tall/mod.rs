@@ -139,39 +139,41 @@ unsafe fn item<
                 fence_proxy_async();
             }
             sync_threads();
-            let page = pipeline.step(p);
-
             // And worked out for each tile: beside a warpgroup's scores there is no register to keep it in.
             let thread = anew(thread);
             let (warp, lane) = (thread / 32, thread % 32);
             let tile_end = token + tile.tile_tokens();
             // Other keys change nothing.
             let end = tile_end.min(visible_end);
-            let mut step_token = token;
-            while step_token < end {
-                let step = Step::<V, HEAD_DIM, HOPPER> {
-                    p,
-                    variant,
-                    at,
-                    lane,
-                    rows: ATTEND_TILE_ROWS * warp,
-                    item_rows,
-                    key: step_token,
-                    kv_end,
-                    may_hide: (step_token + step_tokens) as i32 > first_limit
-                        || variant.may_hide(end_rows, [step_token, step_token + step_tokens]),
-                    stage: pipeline.stage(),
-                    tile_row: step_token - token,
-                };
-                if Shape::<HEAD_DIM, HOPPER>::HAS_WARPGROUPS {
-                    step.run_warpgroup::<E, STEPS, BLOCKS>(&mut softmax, &mut outputs);
-                } else {
-                    step.run_warp::<E, STEPS, BLOCKS>(&mut softmax, &mut outputs);
+            let step_at = |key: u32, stage: u32| Step::<V, HEAD_DIM, HOPPER> {
+                p,
+                variant,
+                at,
+                lane,
+                rows: ATTEND_TILE_ROWS * warp,
+                item_rows,
+                key,
+                kv_end,
+                may_hide: (key + step_tokens) as i32 > first_limit
+                    || variant.may_hide(end_rows, [key, key + step_tokens]),
+                stage,
+                tile_row: key - token,
+            };
+            if Shape::<HEAD_DIM, HOPPER>::HAS_WARPGROUPS && token < end {
+                step_at(token, pipeline.stage()).run_warpgroup::<E, STEPS, BLOCKS>(
+                    pipeline,
+                    &mut softmax,
+                    &mut outputs,
+                );
+            } else {
+                let page = pipeline.step(p);
+                let mut key = token;
+                while !Shape::<HEAD_DIM, HOPPER>::HAS_WARPGROUPS && key < end {
+                    step_at(key, pipeline.stage()).run_warp::<E, STEPS, BLOCKS>(&mut softmax, &mut outputs);
+                    key += step_tokens;
                 }
-                step_token += step_tokens;
+                pipeline.advance(p, page);
             }
-
-            pipeline.advance(p, page);
             token = tile_end;
             if token >= kv_end {
                 break;
@@ -236,7 +238,7 @@ impl<V: Variant, const HEAD_DIM: u32, const HOPPER: bool> Step<'_, V, HEAD_DIM, 
         // SAFETY: the warp's lanes are together.
         unsafe {
             if self.variant.is_softmax() {
-                let [upper, lower] = softmax.update_tile(scores);
+                let [upper, lower] = softmax.update_tile(scores, self.variant.factor().unwrap_or(1.0));
                 // A row's maximum seldom grows after its first keys. The barrier keeps the branch one: as selections
                 // the products would need as many registers again.
                 if lanes::vote_ballot(upper != 1.0 || lower != 1.0) != 0 {
@@ -249,7 +251,7 @@ impl<V: Variant, const HEAD_DIM: u32, const HOPPER: bool> Step<'_, V, HEAD_DIM, 
         }
     }
 
-    /// Turns the scores of the block from `block_row` on into logits, -inf for keys that a row does not see.
+    /// Turns the scores of the block from `block_row` on into logits but for the variant's factor, -inf for keys that a row does not see.
     #[inline(always)]
     unsafe fn to_logits<const COLUMNS: usize>(&self, block_row: u32, scores: &mut [[f32; 4]; COLUMNS]) {
         // What follows from the row is worked out anew: only few steps hide keys, and a heavy variant's rows take more
@@ -261,9 +263,11 @@ impl<V: Variant, const HEAD_DIM: u32, const HOPPER: bool> Step<'_, V, HEAD_DIM, 
             let work = Work::read_for_rows(self.p, self.at, self.item_rows, self.kv_end);
             let rows = [look_at(self.p, &self.variant, &work, row), look_at(self.p, &self.variant, &work, row + 8)];
             if V::IS_LIGHT {
-                unroll::<COLUMNS>(|n| {
-                    unroll::<4>(|i| scores[n][i] = self.variant.logit(rows[i / 2], scores[n][i], key_of(n, i)));
-                });
+                if self.variant.factor().is_none() {
+                    unroll::<COLUMNS>(|n| {
+                        unroll::<4>(|i| scores[n][i] = self.variant.logit(rows[i / 2], scores[n][i], key_of(n, i)));
+                    });
+                }
                 if self.may_hide {
                     let limits = work.limits(self.p, row);
                     unroll::<COLUMNS>(|n| {

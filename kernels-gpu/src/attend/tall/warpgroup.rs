@@ -6,7 +6,8 @@ use simt::tensor::Element;
 use simt::wgmma::{self, Descriptor, MnMajor};
 
 use super::{Columns, Step};
-use crate::attend::shape::Room;
+use crate::attend::ahead::{FEW_ROUNDS_AT_ONCE, Pipeline};
+use crate::attend::shape::{Room, Shape};
 use crate::softmax::OnlineSoftmax;
 use crate::tile::unroll;
 use crate::variant::Variant;
@@ -18,12 +19,15 @@ const COLUMNS: usize = 8;
 type Scores = [[f32; 4]; COLUMNS];
 
 impl<V: Variant, const HEAD_DIM: u32, const HOPPER: bool> Step<'_, V, HEAD_DIM, HOPPER> {
+    /// Takes the tile, and `pipeline` on to the next one.
+    ///
     /// # Safety
     /// The kernel's contract; the warpgroup's threads are together, and tile and query rows are there, visible to the
     /// async proxy.
     #[inline(always)]
     pub(super) unsafe fn run_warpgroup<E: Element, const STEPS: usize, const BLOCKS: usize>(
         &self,
+        pipeline: &mut Pipeline<HEAD_DIM, HOPPER>,
         softmax: &mut [OnlineSoftmax; BLOCKS],
         outputs: &mut [[Columns; STEPS]; BLOCKS],
     ) {
@@ -49,10 +53,19 @@ impl<V: Variant, const HEAD_DIM: u32, const HOPPER: bool> Step<'_, V, HEAD_DIM, 
         };
         // SAFETY: the caller's contract.
         unsafe {
+            // What the pipeline has to do takes no tensor cores, so it is done while they work; but where an item is not
+            // as tall as it could be, memory is what it waits for, and that comes first.
+            let waits_for_memory = const { (BLOCKS as u32) < Shape::<HEAD_DIM, HOPPER>::TILE.tall_blocks(V::IS_LIGHT) };
+            let mut page = if waits_for_memory { pipeline.step(self.p) } else { 0 };
             let mut scores: [Scores; BLOCKS] = core::mem::zeroed();
             start(0, &mut scores[0]);
             if BLOCKS == 2 {
                 start(1, &mut scores[BLOCKS - 1]);
+            }
+            if !waits_for_memory {
+                page = pipeline.step_by::<FEW_ROUNDS_AT_ONCE>(self.p);
+            }
+            if BLOCKS == 2 {
                 wgmma::wait_group::<1, COLUMNS>(&mut scores[0]);
             } else {
                 wgmma::wait_group::<0, COLUMNS>(&mut scores[0]);
@@ -66,6 +79,7 @@ impl<V: Variant, const HEAD_DIM: u32, const HOPPER: bool> Step<'_, V, HEAD_DIM, 
                 let (softmax, scores) = (&mut softmax[block], &mut scores[block]);
                 self.take_scores::<E, STEPS>(1, values, softmax, scores, &mut outputs[block]);
             }
+            pipeline.advance(self.p, page);
             unroll::<BLOCKS>(|block| finish::<HEAD_DIM, STEPS>(block == 0, &mut outputs[block]));
         }
     }
