@@ -143,7 +143,7 @@ impl Rows for PanelTile {
     #[inline(always)]
     fn chunk(self, row: u32, chunk: u32) -> Shared<u8> {
         let panel = chunk / 8 * self.rows * Self::ROW_BYTES;
-        self.base.add_bytes(panel + row * Self::ROW_BYTES + (chunk % 8 ^ row % 8) * 16)
+        self.base.add_bytes(panel + row * Self::ROW_BYTES + ((chunk % 8) ^ (row % 8)) * 16)
     }
 
     #[inline(always)]
