@@ -3,95 +3,69 @@
 //! In: new K and V rows, and for each token either a slot (page * page size + offset) or a (request, position).
 //! Out: the cache rows. Invariant: nothing but the named rows is touched; a negative slot, request or position
 //! skips its token. Source and cache may differ in dtype; values are rounded to nearest even.
-use simt::{
-    global::Global,
-    grid,
-    number::{Bf16, F16},
-    tensor::Element,
-    thread,
-};
+use simt::{global::Global, grid, tensor::Element, thread};
 
 use crate::abi::parameters::{AppendParameters, CacheView, PositionsParameters, RowsView};
 use crate::abi::tile::{APPEND_PIECES, APPEND_THREADS};
+use crate::pieces::Pieces;
 use crate::tile::unroll;
-
-/// A format new rows come in: eight elements become one 16-byte piece of the cache.
-pub trait Source: Copy + 'static {
-    /// Bytes of eight elements.
-    const PIECE_BYTES: u64;
-    /// Reads eight elements and rounds them to `Cache`.
-    ///
-    /// # Safety
-    /// `at` is live and 16-byte aligned.
-    unsafe fn load<Cache: Element>(at: Global<u8>) -> [u32; 4];
-}
-
-impl Source for f32 {
-    const PIECE_BYTES: u64 = 32;
-    #[inline(always)]
-    unsafe fn load<Cache: Element>(at: Global<u8>) -> [u32; 4] {
-        let at = at.cast::<[f32; 4]>();
-        // SAFETY: the caller's contract is this function's own.
-        let ([a, b, c, d], [e, f, g, h]) = unsafe { (at.load_constant(), at.add(1).load_constant()) };
-        [Cache::pack(a, b), Cache::pack(c, d), Cache::pack(e, f), Cache::pack(g, h)]
-    }
-}
-
-macro_rules! sixteen_bit_source {
-    ($type:ty) => {
-        impl Source for $type {
-            const PIECE_BYTES: u64 = 16;
-            #[inline(always)]
-            unsafe fn load<Cache: Element>(at: Global<u8>) -> [u32; 4] {
-                // SAFETY: the caller's contract is this function's own.
-                let words = unsafe { at.cast::<[u32; 4]>().load_constant() };
-                if <$type>::IS_BF16 == Cache::IS_BF16 {
-                    return words;
-                }
-                let convert = |word| {
-                    let (low, high) = <$type>::unpack(word);
-                    Cache::pack(low, high)
-                };
-                [convert(words[0]), convert(words[1]), convert(words[2]), convert(words[3])]
-            }
-        }
-    };
-}
-sixteen_bit_source!(Bf16);
-sixteen_bit_source!(F16);
 
 /// Appends; threads take 16-byte pieces of the new rows in turn.
 ///
 /// # Safety
 /// `p` describes live memory as [`crate::abi`] says; the launch has [`APPEND_THREADS`] threads.
 #[inline(always)]
-pub unsafe fn append<S: Source, Cache: Element>(p: AppendParameters) {
+pub unsafe fn append<S: Pieces, Cache: Element>(p: AppendParameters) {
     grid::wait_for_previous_grid();
     grid::allow_next_grid();
     let pieces = p.tokens * p.token_chunks.get();
     let mut base = thread::block_idx_x() * APPEND_THREADS * APPEND_PIECES + thread::thread_idx_x();
+    while base < pieces {
+        // SAFETY: the caller's contract.
+        unsafe { append_from::<S, Cache, true>(&p, base, |_| true) };
+        base += thread::grid_dim_x() * APPEND_THREADS * APPEND_PIECES;
+    }
+}
+
+/// Appends pieces `base`, `base + APPEND_THREADS`, ... of values, and of keys unless they are to be left out, of tokens
+/// that are `kept`.
+///
+/// # Safety
+/// The kernel's contract.
+#[inline(always)]
+pub unsafe fn append_from<S: Pieces, Cache: Element, const KEYS: bool>(
+    p: &AppendParameters,
+    base: u32,
+    kept: impl Fn(u32) -> bool,
+) {
+    let pieces = p.tokens * p.token_chunks.get();
+    let mut data = [([0; 4], [0; 4]); APPEND_PIECES as usize];
     // SAFETY: the caller's contract covers every address formed below.
     unsafe {
-        while base < pieces {
-            // New rows first: their loads do not wait for the four that lead to a destination.
-            let mut data = [([0; 4], [0; 4]); APPEND_PIECES as usize];
-            unroll::<{ APPEND_PIECES as usize }>(|i| {
-                if let Some((token, head, chunk)) = piece(&p, base + i as u32 * APPEND_THREADS, pieces) {
-                    let k = row_of(&p.new_k, token, head).add(S::PIECE_BYTES * chunk as u64);
-                    let v = row_of(&p.new_v, token, head).add(S::PIECE_BYTES * chunk as u64);
-                    data[i] = (S::load::<Cache>(k), S::load::<Cache>(v));
+        // New rows first: their loads do not wait for the four that lead to a destination.
+        unroll::<{ APPEND_PIECES as usize }>(|i| {
+            if let Some((token, head, chunk)) = piece(p, base + i as u32 * APPEND_THREADS, pieces) {
+                let load = |view: &RowsView| {
+                    let row = row_of(view, token, head).add(S::PIECE_BYTES * chunk as u64);
+                    S::to_cache::<Cache>(S::load_constant(row))
+                };
+                if KEYS {
+                    data[i].0 = load(&p.new_k);
                 }
-            });
-            unroll::<{ APPEND_PIECES as usize }>(|i| {
-                if let Some((token, head, chunk)) = piece(&p, base + i as u32 * APPEND_THREADS, pieces)
-                    && let Some((page, slot)) = destination(&p, token)
-                {
+                data[i].1 = load(&p.new_v);
+            }
+        });
+        unroll::<{ APPEND_PIECES as usize }>(|i| {
+            if let Some((token, head, chunk)) = piece(p, base + i as u32 * APPEND_THREADS, pieces)
+                && kept(token)
+                && let Some((page, slot)) = destination(p, token)
+            {
+                if KEYS {
                     cache_piece(&p.k, page, slot, head, chunk).store(data[i].0);
-                    cache_piece(&p.v, page, slot, head, chunk).store(data[i].1);
                 }
-            });
-            base += thread::grid_dim_x() * APPEND_THREADS * APPEND_PIECES;
-        }
+                cache_piece(&p.v, page, slot, head, chunk).store(data[i].1);
+            }
+        });
     }
 }
 
@@ -104,8 +78,11 @@ fn piece(p: &AppendParameters, index: u32, pieces: u32) -> Option<(u32, u32, u32
 }
 
 /// Page and slot of a token, or `None` where it is to be skipped.
+///
+/// # Safety
+/// The kernel's contract.
 #[inline(always)]
-unsafe fn destination(p: &AppendParameters, token: u32) -> Option<(u32, u32)> {
+pub unsafe fn destination(p: &AppendParameters, token: u32) -> Option<(u32, u32)> {
     // SAFETY: the kernel's contract.
     unsafe {
         if p.slots != 0 {
@@ -141,8 +118,9 @@ fn row_of(view: &RowsView, token: u32, head: u32) -> Global<u8> {
         .add_bytes(head as i64 * view.head_stride_bytes)
 }
 
+/// Where a 16-byte piece of a row lies in the cache.
 #[inline(always)]
-fn cache_piece(cache: &CacheView, page: u32, slot: u32, head: u32, chunk: u32) -> Global<[u32; 4]> {
+pub fn cache_piece(cache: &CacheView, page: u32, slot: u32, head: u32, chunk: u32) -> Global<[u32; 4]> {
     Global::<u8>::new(cache.address)
         .add_bytes(page as i64 * cache.page_stride_bytes)
         .add_bytes(slot as i64 * cache.token_stride_bytes)

@@ -48,6 +48,14 @@ macro_rules! for_each_kernel {
                 rope_f16: F16;
                 rope_f32: f32;
             }
+            rope_append {
+                rope_append_bf16_bf16: Bf16, Bf16;
+                rope_append_f16_bf16: F16, Bf16;
+                rope_append_f32_bf16: f32, Bf16;
+                rope_append_bf16_f16: Bf16, F16;
+                rope_append_f16_f16: F16, F16;
+                rope_append_f32_f16: f32, F16;
+            }
         }
     };
 }
@@ -58,7 +66,7 @@ mod device {
 
     use crate::abi::parameters::*;
     use crate::variant::{Modified, ModifiedParameters, Standard, StandardParameters};
-    use crate::{append, attend, merge, rope, stream, validate};
+    use crate::{append, attend, merge, rope, rope_append, stream, validate};
 
     const HOPPER: bool = cfg!(target_feature = "sm_90a");
 
@@ -68,6 +76,7 @@ mod device {
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
             rope { $($rope:ident: $rotated:ty;)* }
+            rope_append { $($rope_append:ident: $new:ty, $stored:ty;)* }
         ) => {
             $(
                 #[unsafe(no_mangle)]
@@ -101,6 +110,13 @@ mod device {
                 unsafe extern "ptx-kernel" fn $rope(p: RopeParameters) {
                     // SAFETY: the launcher passes what the body's contract asks for.
                     unsafe { rope::rope::<$rotated>(p) }
+                }
+            )*
+            $(
+                #[unsafe(no_mangle)]
+                unsafe extern "ptx-kernel" fn $rope_append(p: RopeAppendParameters) {
+                    // SAFETY: the launcher passes what the body's contract asks for.
+                    unsafe { rope_append::rope_append::<$new, $stored>(p) }
                 }
             )*
         };
@@ -186,6 +202,7 @@ mod host {
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
             rope { $($rope:ident: $rotated:ty;)* }
+            rope_append { $($rope_append:ident: $new:ty, $stored:ty;)* }
         ) => {
             /// Every kernel.
             pub const KERNELS: &[KernelEntry] = &[
@@ -194,6 +211,7 @@ mod host {
                 $(KernelEntry { symbol: stringify!($states), launch: merge_bounds, hot: true },)*
                 $(KernelEntry { symbol: stringify!($append), launch: append_bounds, hot: true },)*
                 $(KernelEntry { symbol: stringify!($rope), launch: rope_bounds, hot: true },)*
+                $(KernelEntry { symbol: stringify!($rope_append), launch: rope_bounds, hot: true },)*
                 KernelEntry { symbol: "positions", launch: append_bounds, hot: false },
                 KernelEntry { symbol: "check_page_ids", launch: check_bounds, hot: true },
                 KernelEntry { symbol: "check_append", launch: check_bounds, hot: true },
@@ -215,7 +233,7 @@ mod emulated {
 
     use crate::abi::{parameters::*, tile::Family};
     use crate::variant::{Modified, ModifiedParameters, Standard, StandardParameters, Variant};
-    use crate::{append, attend, merge, rope, stream, validate};
+    use crate::{append, attend, merge, rope, rope_append, stream, validate};
 
     /// What a kernel is launched with.
     #[derive(Clone, Copy, Debug)]
@@ -234,8 +252,10 @@ mod emulated {
         CheckPageIds(CheckPageIdsParameters),
         /// For `check_append`.
         CheckAppend(CheckAppendParameters),
-        /// For `rope_*`.
+        /// For `rope_bf16` and the like.
         Rope(RopeParameters),
+        /// For `rope_append_*`.
+        RopeAppend(RopeAppendParameters),
         /// For `stream_*`.
         Stream(StreamParameters),
     }
@@ -266,6 +286,7 @@ mod emulated {
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
             rope { $($rope:ident: $rotated:ty;)* }
+            rope_append { $($rope_append:ident: $new:ty, $stored:ty;)* }
         ) => {
             /// Runs one thread of the kernel of that symbol; `None` where there is no such kernel or it takes other
             /// parameters.
@@ -294,6 +315,11 @@ mod emulated {
                         $((stringify!($states), Parameters::MergeStates(p), _) => merge::merge_states::<$values>(p),)*
                         $((stringify!($append), Parameters::Append(p), _) => append::append::<$source, $cache>(p),)*
                         $((stringify!($rope), Parameters::Rope(p), _) => rope::rope::<$rotated>(p),)*
+                        $(
+                            (stringify!($rope_append), Parameters::RopeAppend(p), _) => {
+                                rope_append::rope_append::<$new, $stored>(p)
+                            }
+                        )*
                         ("positions", Parameters::Positions(p), _) => append::positions(p),
                         ("check_page_ids", Parameters::CheckPageIds(p), _) => validate::check_page_ids(p),
                         ("check_append", Parameters::CheckAppend(p), _) => validate::check_append(p),

@@ -3,9 +3,10 @@
 //! [`abi`] is what host and device both see: the plan image, the kernels' parameters and their manifest. The
 //! kernels follow: `attend` walks a queue of work items, writes outputs, and folds the partial states of what was
 //! split; `merge` folds states that a caller brings, `append` writes the cache, `rope`
-//! rotates queries and keys by their positions, `validate` checks page ids and slots on request. The crate compiles to PTX with the
-//! nightly compiler (`cargo xtask ptx`) and, with the feature `emulator`, to ordinary host code that runs under
-//! [`simt`]'s emulator. [`custom`] is for crates that make kernels of variants of their own.
+//! rotates queries and keys by their positions, `rope_append` does both, and `validate` checks page ids and slots on
+//! request. The crate compiles to PTX with the nightly compiler (`cargo xtask ptx`) and, with the feature `emulator`, to
+//! ordinary host code that runs under [`simt`]'s emulator. [`custom`] is for crates that make kernels of variants of their
+//! own.
 #![cfg_attr(target_arch = "nvptx64", no_std, feature(stdarch_nvptx), allow(improper_ctypes_definitions))]
 #![cfg_attr(all(target_arch = "nvptx64", feature = "entries"), feature(abi_ptx))]
 
@@ -19,7 +20,11 @@ pub mod attend;
 #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
 pub mod merge;
 #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+pub mod pieces;
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
 pub mod rope;
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+pub mod rope_append;
 #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
 pub mod softmax;
 #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]

@@ -11,112 +11,97 @@ use simt::{
     global::Global,
     grid,
     math::{cos_sin_of_turn, multiply_add, multiply_high},
-    number::{Bf16, F16},
-    tensor::Element,
     thread,
 };
 
 use crate::abi::parameters::{RopeParameters, RowsView};
 use crate::abi::tile::{ROPE_HEADS, ROPE_THREADS};
+use crate::pieces::Pieces;
 use crate::tile::unroll;
 
 const HEADS: usize = ROPE_HEADS as usize;
 
-/// A format rows come in; a piece is eight elements.
-pub trait Rotated: Copy + 'static {
-    /// A piece as it lies in memory.
-    type Piece: Copy;
-    /// Its bytes.
-    const PIECE_BYTES: u64;
-    /// A piece of zeros.
-    const ZERO: Self::Piece;
+/// Where rows go.
+pub trait Output<T: Pieces>: Copy {
+    /// What has to be looked up before the rows of some heads of a token can be written.
+    type Place: Copy;
 
-    /// Reads a piece.
+    /// Looks it up.
     ///
     /// # Safety
-    /// `at` is live and 16-byte aligned.
-    unsafe fn load(at: Global<u8>) -> Self::Piece;
+    /// The kernel's contract.
+    unsafe fn place(self, p: &RopeParameters, token: u32, first_head: u32) -> Self::Place;
 
-    /// Writes a piece.
+    /// Whether the elements of a head past `rotary_dim` have to be written too.
+    fn takes_rest(self, p: &RopeParameters, head: u32) -> bool;
+
+    /// Writes a rotated piece of a head's row.
     ///
     /// # Safety
-    /// As [`load`](Self::load), and no other thread uses it.
-    unsafe fn store(at: Global<u8>, piece: Self::Piece);
+    /// The kernel's contract; no other thread writes it.
+    unsafe fn put(self, p: &RopeParameters, place: Self::Place, at: Row, piece: u32, values: [f32; 8]);
 
-    /// Its elements.
-    fn unpack(piece: Self::Piece) -> [f32; 8];
-
-    /// Eight elements, rounded to nearest even.
-    fn pack(values: [f32; 8]) -> Self::Piece;
+    /// Writes a piece as it was read.
+    ///
+    /// # Safety
+    /// As [`put`](Self::put).
+    unsafe fn put_rest(self, p: &RopeParameters, place: Self::Place, at: Row, piece: u32, value: T::Piece);
 }
 
-impl Rotated for f32 {
-    type Piece = [[u32; 4]; 2];
-    const PIECE_BYTES: u64 = 32;
-    const ZERO: [[u32; 4]; 2] = [[0; 4]; 2];
+/// A row of the list of query heads and key heads.
+#[derive(Clone, Copy)]
+pub struct Row {
+    /// Its token.
+    pub token: u32,
+    /// Its head in the list.
+    pub head: u32,
+}
+
+/// Rows go to `q_out` and `k_out`.
+#[derive(Clone, Copy)]
+pub struct ToRows;
+
+impl<T: Pieces> Output<T> for ToRows {
+    type Place = ();
+
+    #[inline(always)]
+    unsafe fn place(self, _: &RopeParameters, _: u32, _: u32) {}
+
+    #[inline(always)]
+    fn takes_rest(self, p: &RopeParameters, head: u32) -> bool {
+        if head < p.query_heads { p.q.address != p.q_out.address } else { p.k.address != p.k_out.address }
+    }
 
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    unsafe fn load(at: Global<u8>) -> [[u32; 4]; 2] {
-        let at = at.cast::<[u32; 4]>();
+    unsafe fn put(self, p: &RopeParameters, _: (), at: Row, piece: u32, values: [f32; 8]) {
         // SAFETY: the caller's contract is this function's own.
-        unsafe { [at.load(), at.add(1).load()] }
+        unsafe { T::store(piece_of::<T>([&p.q_out, &p.k_out], p, at, piece), T::pack(values)) }
     }
+
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    unsafe fn store(at: Global<u8>, piece: [[u32; 4]; 2]) {
-        let at = at.cast::<[u32; 4]>();
+    unsafe fn put_rest(self, p: &RopeParameters, _: (), at: Row, piece: u32, value: T::Piece) {
         // SAFETY: the caller's contract is this function's own.
-        unsafe {
-            at.store(piece[0]);
-            at.add(1).store(piece[1]);
-        }
-    }
-    #[inline(always)]
-    fn unpack([a, b]: [[u32; 4]; 2]) -> [f32; 8] {
-        [a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]].map(f32::from_bits)
-    }
-    #[inline(always)]
-    fn pack(values: [f32; 8]) -> [[u32; 4]; 2] {
-        let [a, b, c, d, e, f, g, h] = values.map(f32::to_bits);
-        [[a, b, c, d], [e, f, g, h]]
+        unsafe { T::store(piece_of::<T>([&p.q_out, &p.k_out], p, at, piece), value) }
     }
 }
 
-macro_rules! sixteen_bit {
-    ($type:ty) => {
-        impl Rotated for $type {
-            type Piece = [u32; 4];
-            const PIECE_BYTES: u64 = 16;
-            const ZERO: [u32; 4] = [0; 4];
-
-            #[inline(always)]
-            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-            unsafe fn load(at: Global<u8>) -> [u32; 4] {
-                // SAFETY: the caller's contract is this function's own.
-                unsafe { at.cast::<[u32; 4]>().load() }
-            }
-            #[inline(always)]
-            #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-            unsafe fn store(at: Global<u8>, piece: [u32; 4]) {
-                // SAFETY: the caller's contract is this function's own.
-                unsafe { at.cast::<[u32; 4]>().store(piece) }
-            }
-            #[inline(always)]
-            fn unpack(piece: [u32; 4]) -> [f32; 8] {
-                let [(a, b), (c, d), (e, f), (g, h)] = piece.map(<$type as Element>::unpack);
-                [a, b, c, d, e, f, g, h]
-            }
-            #[inline(always)]
-            fn pack([a, b, c, d, e, f, g, h]: [f32; 8]) -> [u32; 4] {
-                let pack = <$type as Element>::pack;
-                [pack(a, b), pack(c, d), pack(e, f), pack(g, h)]
-            }
-        }
-    };
+/// Rotates; threads take units in turn. Neighbours take neighbouring pieces of a row.
+///
+/// # Safety
+/// `p` describes live memory as [`crate::abi`] says; the launch has [`ROPE_THREADS`] threads.
+#[inline(always)]
+pub unsafe fn rope<T: Pieces>(p: RopeParameters) {
+    grid::wait_for_previous_grid();
+    grid::allow_next_grid();
+    let mut index = thread::block_idx_x() * ROPE_THREADS + thread::thread_idx_x();
+    while index < p.tokens * p.token_units.get() {
+        // SAFETY: the caller's contract.
+        unsafe { turn_unit::<T, ToRows>(&p, index, ToRows) };
+        index += thread::grid_dim_x() * ROPE_THREADS;
+    }
 }
-sixteen_bit!(Bf16);
-sixteen_bit!(F16);
 
 /// What a thread works on: 16 elements of each row of a group of heads, in two pieces.
 #[derive(Clone, Copy)]
@@ -127,50 +112,53 @@ struct Unit {
     index: u32,
 }
 
-/// Rotates; threads take units in turn. Neighbours take neighbouring pieces of a row.
+impl Unit {
+    #[inline(always)]
+    fn row(self, i: usize) -> Row {
+        Row { token: self.token, head: self.first_head + i as u32 }
+    }
+}
+
+/// Does unit `index` of the launch's: rotates its elements, or copies those past `rotary_dim`.
 ///
 /// # Safety
-/// `p` describes live memory as [`crate::abi`] says; the launch has [`ROPE_THREADS`] threads.
+/// The kernel's contract; `index` is below `tokens * token_units`.
 #[inline(always)]
-pub unsafe fn rope<T: Rotated>(p: RopeParameters) {
-    grid::wait_for_previous_grid();
-    grid::allow_next_grid();
-    let end = p.tokens * p.token_units.get();
-    let mut index = thread::block_idx_x() * ROPE_THREADS + thread::thread_idx_x();
-    while index < end {
-        let (token, rest) = p.token_units.divide(index);
-        let (group, unit) = p.units.divide(rest);
-        let unit = Unit { token, first_head: group * ROPE_HEADS, index: unit };
-        // SAFETY: the caller's contract.
-        unsafe {
-            if unit.index < p.rotary_dim / 16 {
-                rotate::<T>(&p, unit);
-            } else {
-                copy::<T>(&p, unit);
-            }
+pub unsafe fn turn_unit<T: Pieces, O: Output<T>>(p: &RopeParameters, index: u32, output: O) {
+    let (token, rest) = p.token_units.divide(index);
+    let (group, unit) = p.units.divide(rest);
+    let unit = Unit { token, first_head: group * ROPE_HEADS, index: unit };
+    // SAFETY: the caller's contract.
+    unsafe {
+        if unit.index < p.rotary_dim / 16 {
+            rotate::<T, O>(p, unit, output);
+        } else {
+            copy::<T, O>(p, unit, output);
         }
-        index += thread::grid_dim_x() * ROPE_THREADS;
     }
 }
 
 #[inline(always)]
-unsafe fn rotate<T: Rotated>(p: &RopeParameters, unit: Unit) {
-    let apart = if p.interleaved != 0 { 1 } else { p.rotary_dim as u64 / 16 };
-    let first = if p.interleaved != 0 { 2 * unit.index as u64 } else { unit.index as u64 };
+unsafe fn rotate<T: Pieces, O: Output<T>>(p: &RopeParameters, unit: Unit, output: O) {
+    let apart = if p.interleaved != 0 { 1 } else { p.rotary_dim / 16 };
+    let first = if p.interleaved != 0 { 2 * unit.index } else { unit.index };
     let mut data = [(T::ZERO, T::ZERO); HEADS];
     // SAFETY: the kernel's contract.
     unsafe {
         // Rows first: their loads do not wait for those that lead to a position.
         unroll::<HEADS>(|i| {
-            if unit.first_head + (i as u32) < p.heads {
-                let row = row_of(p, false, unit.token, unit.first_head + i as u32).add(first * T::PIECE_BYTES);
-                data[i] = (T::load(row), T::load(row.add(apart * T::PIECE_BYTES)));
+            let row = unit.row(i);
+            if row.head < p.heads {
+                let piece = |piece| T::load(piece_of::<T>([&p.q, &p.k], p, row, piece));
+                data[i] = (piece(first), piece(first + apart));
             }
         });
         let Some(position) = position_of(p, unit.token) else { return };
+        let place = output.place(p, unit.token, unit.first_head);
         let (cosines, sines) = cos_sin(p, position, unit.index);
         unroll::<HEADS>(|i| {
-            if unit.first_head + (i as u32) < p.heads {
+            let row = unit.row(i);
+            if row.head < p.heads {
                 let (low, high) = (T::unpack(data[i].0), T::unpack(data[i].1));
                 let (low, high) = if p.interleaved != 0 {
                     let (a, b) = evens_and_odds(low, high);
@@ -178,9 +166,8 @@ unsafe fn rotate<T: Rotated>(p: &RopeParameters, unit: Unit) {
                 } else {
                     turn(low, high, cosines, sines)
                 };
-                let row = row_of(p, true, unit.token, unit.first_head + i as u32).add(first * T::PIECE_BYTES);
-                T::store(row, T::pack(low));
-                T::store(row.add(apart * T::PIECE_BYTES), T::pack(high));
+                output.put(p, place, row, first, low);
+                output.put(p, place, row, first + apart, high);
             }
         });
     }
@@ -188,46 +175,45 @@ unsafe fn rotate<T: Rotated>(p: &RopeParameters, unit: Unit) {
 
 /// Copies the elements of a unit past `rotary_dim`: two pieces, or one at the end of a row.
 #[inline(always)]
-unsafe fn copy<T: Rotated>(p: &RopeParameters, unit: Unit) {
+unsafe fn copy<T: Pieces, O: Output<T>>(p: &RopeParameters, unit: Unit, output: O) {
     let first = 2 * unit.index;
     let is_pair = first + 1 < p.head_dim / 8;
+    let is_copied = |row: Row| row.head < p.heads && output.takes_rest(p, row.head);
     let mut data = [(T::ZERO, T::ZERO); HEADS];
     // SAFETY: the kernel's contract.
     unsafe {
         unroll::<HEADS>(|i| {
-            if is_copied(p, unit.first_head + i as u32) {
-                let row = row_of(p, false, unit.token, unit.first_head + i as u32).add(first as u64 * T::PIECE_BYTES);
-                data[i].0 = T::load(row);
+            let row = unit.row(i);
+            if is_copied(row) {
+                let piece = |piece| T::load(piece_of::<T>([&p.q, &p.k], p, row, piece));
+                data[i].0 = piece(first);
                 if is_pair {
-                    data[i].1 = T::load(row.add(T::PIECE_BYTES));
+                    data[i].1 = piece(first + 1);
                 }
             }
         });
         if position_of(p, unit.token).is_none() {
             return;
         }
+        let place = output.place(p, unit.token, unit.first_head);
         unroll::<HEADS>(|i| {
-            if is_copied(p, unit.first_head + i as u32) {
-                let row = row_of(p, true, unit.token, unit.first_head + i as u32).add(first as u64 * T::PIECE_BYTES);
-                T::store(row, data[i].0);
+            let row = unit.row(i);
+            if is_copied(row) {
+                output.put_rest(p, place, row, first, data[i].0);
                 if is_pair {
-                    T::store(row.add(T::PIECE_BYTES), data[i].1);
+                    output.put_rest(p, place, row, first + 1, data[i].1);
                 }
             }
         });
     }
 }
 
-/// Whether a head is there and its rows are not rotated in place.
-#[inline(always)]
-fn is_copied(p: &RopeParameters, head: u32) -> bool {
-    let in_place = if head < p.query_heads { p.q.address == p.q_out.address } else { p.k.address == p.k_out.address };
-    head < p.heads && !in_place
-}
-
 /// Position of a token, or `None` where it is to be skipped.
+///
+/// # Safety
+/// The kernel's contract.
 #[inline(always)]
-unsafe fn position_of(p: &RopeParameters, token: u32) -> Option<u32> {
+pub unsafe fn position_of(p: &RopeParameters, token: u32) -> Option<u32> {
     // SAFETY: the kernel's contract.
     let position = unsafe {
         if p.positions != 0 {
@@ -258,7 +244,7 @@ unsafe fn cos_sin(p: &RopeParameters, position: u32, unit: u32) -> ([f32; 8], [f
     unsafe {
         if p.turns == 0 {
             let row = Global::<f32>::new(p.cos_sin).add(position as u64 * p.rotary_dim as u64 + 8 * unit as u64);
-            let eight = |at: Global<f32>| f32::unpack(<f32 as Rotated>::load(at.cast()));
+            let eight = |at: Global<f32>| f32::unpack(f32::load(at.cast()));
             return (eight(row), eight(row.add(p.rotary_dim as u64 / 2)));
         }
         let turns = Global::<[u32; 4]>::new(p.turns).add(4 * unit as u64);
@@ -309,14 +295,14 @@ fn interleave((evens, odds): ([f32; 8], [f32; 8])) -> ([f32; 8], [f32; 8]) {
     ([a, b, c, d, e, f, g, h], [i, j, k, l, m, n, o, q])
 }
 
-/// The row of a head in the list of query heads and key heads.
+/// Where a piece of a row lies in queries or keys.
 #[inline(always)]
-fn row_of(p: &RopeParameters, output: bool, token: u32, head: u32) -> Global<u8> {
-    let (q, k) = if output { (&p.q_out, &p.k_out) } else { (&p.q, &p.k) };
-    let at = |view: &RowsView, head: u32| {
+pub fn piece_of<T: Pieces>([q, k]: [&RowsView; 2], p: &RopeParameters, at: Row, piece: u32) -> Global<u8> {
+    let of = |view: &RowsView, head: u32| {
         Global::new(view.address)
-            .add_bytes(token as i64 * view.token_stride_bytes)
+            .add_bytes(at.token as i64 * view.token_stride_bytes)
             .add_bytes(head as i64 * view.head_stride_bytes)
+            .add(piece as u64 * T::PIECE_BYTES)
     };
-    if head < p.query_heads { at(q, head) } else { at(k, head - p.query_heads) }
+    if at.head < p.query_heads { of(q, at.head) } else { of(k, at.head - p.query_heads) }
 }

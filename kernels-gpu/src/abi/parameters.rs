@@ -233,6 +233,20 @@ pub struct RopeParameters {
     pub token_units: Divisor,
 }
 
+/// Parameters of the kernel that rotates queries and keys and appends keys and values.
+///
+/// Queries and keys are those of `rope`, whose `k_out` is not read: keys go to the cache. Values, cache and places are
+/// those of `append`, whose `new_k` is not read. Both have the same tokens and key heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct RopeAppendParameters {
+    /// The rotation, with a unit for every 16 elements of a row, rotated or not; `head_dim` is a multiple of 16.
+    pub rope: RopeParameters,
+    /// The append.
+    pub append: AppendParameters,
+}
+
 /// Parameters of the plain streams that measure the ceilings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
@@ -346,6 +360,7 @@ const _: () = {
     assert!(size_of::<PositionsParameters>() == 40);
     assert!(size_of::<RopeParameters>() == 4 * 24 + 5 * 8 + 8 * 4 + 2 * 12);
     assert!(core::mem::offset_of!(RopeParameters, units) == 168);
+    assert!(size_of::<RopeAppendParameters>() == size_of::<RopeParameters>() + size_of::<AppendParameters>());
     assert!(size_of::<StreamParameters>() == 24);
     assert!(size_of::<CheckPageIdsParameters>() == 5 * 8 + 2 * 4 + 2 * 12);
     assert!(size_of::<CheckAppendParameters>() == 8 * 8 + 2 * 4 + 12 + 4);
