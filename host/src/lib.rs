@@ -2,8 +2,8 @@
 //!
 //! In the order the data moves: [`page_table`] says which tokens live in which pages, [`plan`] which query rows meet
 //! which keys on which block, [`attention`] uploads the plan and runs it for every layer on a [`Device`], and
-//! [`rope`] rotates queries and keys, [`operators`] append to the cache and merge states; [`validate`] checks page ids where they lie. [`oracle`] is what
-//! all of it is measured against.
+//! [`rope`] rotates queries and keys, on request straight into the cache, [`operators`] append to it and merge states;
+//! [`validate`] checks page ids where they lie. [`oracle`] is what all of it is measured against.
 //!
 //! Kernels of your own come in a bundle: see [`custom`].
 //!
@@ -55,7 +55,7 @@ pub use inputs::{MaskMemory, Values, VariantInputs};
 pub use page_table::{Indices, PageTable, PageTableError, QueryLengths};
 pub use plan::{Balance, Explain, Limits, Plan, PlanError, Planner, SplitMode, Target};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
-pub use rope::{Rope, RopeConfig, RopeError, RopePositions, RopeRun, RopeScaling, Rotate};
+pub use rope::{Rope, RopeAppend, RopeConfig, RopeError, RopePositions, RopeRun, RopeScaling, Rotate};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use tensor::{ArgumentError, Layout, Lse2, LseE, PageIndices, PagedCache, Rows};
 #[cfg(any(feature = "cpu", feature = "cuda"))]

@@ -61,6 +61,30 @@ pub unsafe fn append(
     arguments: &Append,
     stream: Stream,
 ) -> Result<(), Error> {
+    let parameters = append_parameters(config, arguments)?;
+    if parameters.tokens == 0 {
+        return Ok(());
+    }
+    match &*device.0 {
+        // SAFETY: live host memory, by this function's contract.
+        #[cfg(feature = "cpu")]
+        Executor::Cpu => unsafe { crate::cpu::append(&parameters, arguments.k.dtype, config.dtype) },
+        #[cfg(feature = "cuda")]
+        Executor::Cuda(cuda) => {
+            cuda.check_memory(&append_memory(&parameters))?;
+            let function = cuda.function(format_args!("append_{}_{}", arguments.k.dtype, config.dtype))?;
+            let pieces = parameters.tokens * parameters.token_chunks.get();
+            let blocks = pieces.div_ceil(APPEND_THREADS * APPEND_PIECES);
+            // SAFETY: live memory of the device, by this function's contract.
+            unsafe { cuda.launch(&function, stream, blocks, &parameters)? };
+        }
+    }
+    let _ = stream;
+    Ok(())
+}
+
+/// Checks an append and turns it into the kernel's parameters.
+pub(crate) fn append_parameters(config: &AttentionConfig, arguments: &Append) -> Result<AppendParameters, Error> {
     config.validate()?;
     let Append { k, v, cache, destination } = arguments;
     is_dtype("v", v.dtype, k.dtype)?;
@@ -88,7 +112,7 @@ pub unsafe fn append(
         ),
     };
     let divisor = |field, value| Divisor::new(value).ok_or(ConfigError::Zero { field });
-    let parameters = AppendParameters {
+    Ok(AppendParameters {
         new_k: k.view("k", tokens, config.kv_heads, config.head_dim)?,
         new_v: v.view("v", tokens, config.kv_heads, config.head_dim)?,
         k: k_cache,
@@ -104,35 +128,23 @@ pub unsafe fn append(
         token_chunks: divisor("kv_heads * head_dim", config.kv_heads * chunks)?,
         page_size: divisor("page_size_tokens", config.page_size_tokens)?,
         padding: 0,
-    };
-    if !present {
-        return Ok(());
-    }
-    match &*device.0 {
-        // SAFETY: live host memory, by this function's contract.
-        #[cfg(feature = "cpu")]
-        Executor::Cpu => unsafe { crate::cpu::append(&parameters, k.dtype, config.dtype) },
-        #[cfg(feature = "cuda")]
-        Executor::Cuda(cuda) => {
-            cuda.check_memory(&[
-                ("k", parameters.new_k.address),
-                ("v", parameters.new_v.address),
-                ("cache.k", parameters.k.address),
-                ("cache.v", parameters.v.address),
-                ("slots", slots),
-                ("requests", requests),
-                ("positions", positions),
-                ("page_begin", page_begin),
-                ("page_indices", page_indices),
-            ])?;
-            let function = cuda.function(format_args!("append_{}_{}", k.dtype, config.dtype))?;
-            let blocks = pieces.div_ceil(APPEND_THREADS as u64 * APPEND_PIECES as u64);
-            // SAFETY: live memory of the device, by this function's contract.
-            unsafe { cuda.launch(&function, stream, blocks as u32, &parameters)? };
-        }
-    }
-    let _ = stream;
-    Ok(())
+    })
+}
+
+/// Every address of an append, with the name of what lies there.
+#[cfg(feature = "cuda")]
+pub(crate) fn append_memory(parameters: &AppendParameters) -> [(&'static str, u64); 9] {
+    [
+        ("k", parameters.new_k.address),
+        ("v", parameters.new_v.address),
+        ("cache.k", parameters.k.address),
+        ("cache.v", parameters.v.address),
+        ("slots", parameters.slots),
+        ("requests", parameters.requests),
+        ("positions", parameters.positions),
+        ("page_begin", parameters.page_begin),
+        ("page_indices", parameters.page_indices),
+    ]
 }
 
 /// Request and position of every token of an append: what [`Destination::Positions`] reads.

@@ -33,8 +33,10 @@
 //!
 //! Unsafe: the operator takes raw addresses; only the caller knows that they are live.
 
+mod append;
 mod config;
 
+pub use append::RopeAppend;
 pub use config::{RopeAngles, RopeConfig, RopeError, RopeScaling};
 
 use kernels_gpu::abi::divisor::Divisor;
@@ -140,7 +142,7 @@ impl Rope {
         let Some(Rotate { input: Rows { tokens, dtype, .. }, .. }) = run.q.or(run.k) else {
             return Err(RopeError::NoTensors.into());
         };
-        let parameters = self.parameters(run, tokens)?;
+        let parameters = self.parameters(run, tokens, false)?;
         if tokens == 0 || parameters.heads == 0 {
             return Ok(());
         }
@@ -150,16 +152,7 @@ impl Rope {
             Executor::Cpu => unsafe { crate::cpu::rope(&parameters, dtype) },
             #[cfg(feature = "cuda")]
             Executor::Cuda(cuda) => {
-                cuda.check_memory(&[
-                    ("q", parameters.q.address),
-                    ("k", parameters.k.address),
-                    ("q_out", parameters.q_out.address),
-                    ("k_out", parameters.k_out.address),
-                    ("positions", parameters.positions),
-                    ("query_begin", parameters.query_begin),
-                    ("offsets", parameters.offsets),
-                    ("cos_sin", parameters.cos_sin),
-                ])?;
+                cuda.check_memory(&rope_memory(&parameters))?;
                 let function = cuda.function(format_args!("rope_{dtype}"))?;
                 let blocks = (parameters.tokens * parameters.token_units.get()).div_ceil(ROPE_THREADS);
                 // SAFETY: live memory of the device, by this function's contract.
@@ -170,8 +163,9 @@ impl Rope {
         Ok(())
     }
 
-    /// Checks a call and turns it into the kernel's parameters.
-    fn parameters(&self, run: &RopeRun, tokens: u64) -> Result<RopeParameters, Error> {
+    /// Checks a call and turns it into the kernel's parameters. With `whole_rows` there is a unit for every 16 elements
+    /// of a row, even where all rows stay in place.
+    fn parameters(&self, run: &RopeRun, tokens: u64, whole_rows: bool) -> Result<RopeParameters, Error> {
         let RopeConfig { head_dim, rotary_dim, interleaved, angles } = self.config;
         let (q, q_out) = self.views(run.q, ["q", "q_out"], tokens)?;
         let (k, k_out) = self.views(run.k, ["k", "k_out"], tokens)?;
@@ -182,7 +176,7 @@ impl Rope {
         let query_heads = heads_of(run.q);
         let heads = query_heads as u64 + heads_of(run.k) as u64;
 
-        let copies = q.address != q_out.address || k.address != k_out.address;
+        let copies = whole_rows || q.address != q_out.address || k.address != k_out.address;
         let units = if copies { head_dim.div_ceil(16) } else { rotary_dim / 16 };
         // A thread's index and the grid's stride past the last one stay below 2^32.
         const MOST_THREADS: u64 = (1 << 31) - 1;
@@ -254,4 +248,19 @@ impl Rope {
         }
         Ok((from, to))
     }
+}
+
+/// Every address of a rotation, with the name of what lies there.
+#[cfg(feature = "cuda")]
+fn rope_memory(parameters: &RopeParameters) -> [(&'static str, u64); 8] {
+    [
+        ("q", parameters.q.address),
+        ("k", parameters.k.address),
+        ("q_out", parameters.q_out.address),
+        ("k_out", parameters.k_out.address),
+        ("positions", parameters.positions),
+        ("query_begin", parameters.query_begin),
+        ("offsets", parameters.offsets),
+        ("cos_sin", parameters.cos_sin),
+    ]
 }

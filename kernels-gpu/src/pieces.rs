@@ -132,7 +132,11 @@ macro_rules! sixteen_bit {
             }
             #[inline(always)]
             fn to_cache<Cache: Element>(piece: [u32; 4]) -> [u32; 4] {
-                if <$type>::IS_BF16 == Cache::IS_BF16 { piece } else { pack_cache::<Cache>(<$type as Pieces>::unpack(piece)) }
+                if <$type>::IS_BF16 == Cache::IS_BF16 {
+                    piece
+                } else {
+                    pack_cache::<Cache>(<$type as Pieces>::unpack(piece))
+                }
             }
         }
     };

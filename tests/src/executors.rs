@@ -10,7 +10,7 @@ use crate::buffer::{Access, Region};
 use kernels_gpu::abi::manifest::LaunchBounds;
 use kernels_gpu::abi::parameters::{
     AppendParameters, AttendParameters, CheckAppendParameters, CheckPageIdsParameters, MergeStatesParameters,
-    PositionsParameters, RopeParameters,
+    PositionsParameters, RopeAppendParameters, RopeParameters,
 };
 use kernels_gpu::abi::plan::PlanHeader;
 use kernels_gpu::abi::tile::{APPEND_PIECES, APPEND_THREADS, Family, MERGE_THREADS, ROPE_THREADS};
@@ -85,6 +85,27 @@ pub trait Rotations {
     fn rope(&self, launch: &RopeLaunch);
 }
 
+/// A rotation whose keys go to the cache, with their values.
+#[derive(Clone, Debug)]
+pub struct RopeAppendLaunch {
+    /// What the rotation's parameters were made from; a table's address is a host address.
+    pub config: RopeConfig,
+    /// Of the kernel.
+    pub parameters: RopeAppendParameters,
+    /// Of the rows.
+    pub source: DType,
+    /// Of the cache.
+    pub cache: DType,
+    /// All memory that the launch touches.
+    pub regions: Vec<Region>,
+}
+
+/// Something that rotates and appends, in one launch and in two.
+pub trait RotatedAppends: Rotations + Operators {
+    /// Rotates queries and keys and appends keys and values.
+    fn rope_append(&self, launch: &RopeAppendLaunch);
+}
+
 /// The host executor.
 pub struct Cpu;
 
@@ -129,6 +150,13 @@ impl Rotations for Cpu {
     fn rope(&self, launch: &RopeLaunch) {
         // SAFETY: as above.
         unsafe { oxattn::cpu::rope(&launch.parameters, launch.dtype) }
+    }
+}
+
+impl RotatedAppends for Cpu {
+    fn rope_append(&self, launch: &RopeAppendLaunch) {
+        // SAFETY: as above.
+        unsafe { oxattn::cpu::rope_append(&launch.parameters, launch.source, launch.cache) }
     }
 }
 
@@ -225,5 +253,15 @@ impl Rotations for Emulator {
         let units = parameters.tokens * parameters.token_units.get();
         let blocks = units.div_ceil(ROPE_THREADS).clamp(1, 2);
         self.launch(&format!("rope_{dtype}"), blocks, Parameters::Rope(*parameters), regions);
+    }
+}
+
+impl RotatedAppends for Emulator {
+    /// In few blocks, so that some rotate and then copy.
+    fn rope_append(&self, launch: &RopeAppendLaunch) {
+        let RopeAppendLaunch { parameters, source, cache, regions, .. } = launch;
+        let symbol = format!("rope_append_{source}_{cache}");
+        let blocks = if parameters.rope.tokens == 0 { 1 } else { 3 };
+        self.launch(&symbol, blocks, Parameters::RopeAppend(*parameters), regions);
     }
 }

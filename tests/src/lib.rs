@@ -2,9 +2,9 @@
 //!
 //! [`cases`] says what to compute, [`fixture`] lays it out in memory and knows the oracle's answer, [`plans`] cuts it
 //! into work items by hand, [`executors`] is the seam to what runs it. [`states`] and [`new_tokens`] do the same for
-//! merges and appends, [`rope`] for rotations, [`checks`] for the checks of values on the device. [`public_api`] runs all of it through the
-//! library's own operators, and [`scenarios`] are the tests that every device has to pass. [`grid`] and
-//! [`merge_grid`] are FlashInfer's own grids, whole; [`lab`] runs the former.
+//! merges and appends, [`rope`] for rotations, [`rope_append`] for both in one, [`checks`] for the checks of values on
+//! the device. [`public_api`] runs all of it through the library's own operators, and [`scenarios`] are the tests that
+//! every device has to pass. [`grid`] and [`merge_grid`] are FlashInfer's own grids, whole; [`lab`] runs the former.
 
 pub mod buffer;
 pub mod cases;
@@ -22,6 +22,7 @@ pub mod plans;
 pub mod public_api;
 pub mod random;
 pub mod rope;
+pub mod rope_append;
 pub mod scenarios;
 pub mod states;
 pub mod variants;

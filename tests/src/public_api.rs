@@ -8,16 +8,18 @@
 use crate::buffer::{Access, Region};
 use crate::cases::Case;
 use crate::checks::{AppendCheck, PAGES, Tokens, Verdict};
-use crate::executors::{Operators, RopeLaunch, Rotations};
+use crate::executors::{Operators, RopeAppendLaunch, RopeLaunch, RotatedAppends, Rotations};
 use crate::fixture::{Fixture, Lse, Outputs, Tensors};
 use crate::plans::limits_for;
-use kernels_gpu::abi::parameters::{AppendParameters, CacheView, MergeStatesParameters, PositionsParameters, RowsView};
+use kernels_gpu::abi::parameters::{
+    AppendParameters, CacheView, MergeStatesParameters, PositionsParameters, RopeParameters, RowsView,
+};
 use oxattn::config::{AttentionConfig, DType};
 use oxattn::operators::{
     Append, Destination, Positions, State, StateOrder, States, append, merge_state, merge_state_in_place, merge_states,
     positions,
 };
-use oxattn::rope::{Rope, RopeAngles, RopePositions, RopeRun, Rotate};
+use oxattn::rope::{Rope, RopeAngles, RopeAppend, RopeConfig, RopePositions, RopeRun, Rotate};
 use oxattn::tensor::{Base2, BaseE, CacheRows, LogBase};
 use oxattn::validate::{REPORT_BYTES, verdict};
 use oxattn::{
@@ -238,6 +240,57 @@ impl<'a> Copies<'a> {
         State { out: values, lse }
     }
 
+    /// What an append's parameters were made from, for `config`'s cache.
+    fn append(&self, p: &AppendParameters, source: DType, config: &AttentionConfig) -> Append {
+        let (tokens, head_dim) = (p.tokens as u64, config.head_dim);
+        let half = |view: &CacheView| {
+            let strides = [view.page_stride_bytes, view.token_stride_bytes, view.head_stride_bytes];
+            let [page, token, head] = strides.map(|bytes| bytes / config.dtype.bytes() as i64);
+            CacheRows::contiguous(self.at(view.address), 1 << 20, Layout::Nhd, config).with_strides(page, token, head)
+        };
+        let length_of = |address: u64| {
+            let (region, _) = self.0.iter().find(|(region, _)| region.address == address).expect("page ids");
+            region.bytes as u64 / 4
+        };
+        Append {
+            k: self.rows(&p.new_k, source, tokens, p.kv_heads, head_dim),
+            v: self.rows(&p.new_v, source, tokens, p.kv_heads, head_dim),
+            cache: PagedCache { k: half(&p.k), v: half(&p.v) },
+            destination: match p.slots {
+                0 => Destination::Positions {
+                    requests: self.at(p.requests),
+                    positions: self.at(p.positions),
+                    page_begin: self.at(p.page_begin),
+                    page_indices: PageIndices { address: self.at(p.page_indices), len: length_of(p.page_indices) },
+                },
+                slots => Destination::Slots { address: self.at(slots) },
+            },
+        }
+    }
+
+    fn rope(&self, config: &RopeConfig) -> RopeConfig {
+        match config.angles {
+            RopeAngles::Cached { cos_sin, positions } => config.with_cos_sin_cache(self.at(cos_sin), positions),
+            _ => *config,
+        }
+    }
+
+    fn rotate(&self, p: &RopeParameters, [from, to]: [&RowsView; 2], dtype: DType, heads: u32) -> Option<Rotate> {
+        let rows = |view| self.rows(view, dtype, p.tokens as u64, heads, p.head_dim);
+        (heads != 0).then(|| Rotate::into(rows(from), rows(to)))
+    }
+
+    fn rope_positions(&self, p: &RopeParameters) -> RopePositions {
+        match p.positions {
+            0 => RopePositions::Offsets {
+                request_count: p.request_count,
+                query_begin: self.at(p.query_begin),
+                offsets: self.at(p.offsets),
+            },
+            positions => RopePositions::Ids { address: self.at(positions) },
+        }
+    }
+
     fn copy_back(&self) {
         for (region, copy) in &self.0 {
             if region.access != Access::Read {
@@ -304,32 +357,9 @@ impl Operators for Public<'_> {
 
     fn append(&self, p: &AppendParameters, source: DType, cache: DType, regions: &[Region]) {
         let copies = Copies::new(self.device, regions);
-        let (tokens, head_dim) = (p.tokens as u64, 8 * p.chunks.get());
+        let head_dim = 8 * p.chunks.get();
         let config = AttentionConfig::new(p.kv_heads, p.kv_heads, head_dim, p.page_size.get()).with_dtype(cache);
-        let half = |view: &CacheView| {
-            let strides = [view.page_stride_bytes, view.token_stride_bytes, view.head_stride_bytes];
-            let [page, token, head] = strides.map(|bytes| bytes / cache.bytes() as i64);
-            CacheRows::contiguous(copies.at(view.address), 1 << 20, Layout::Nhd, &config)
-                .with_strides(page, token, head)
-        };
-        let length_of = |address: u64| {
-            let region = regions.iter().find(|region| region.address == address).expect("page ids");
-            region.bytes as u64 / 4
-        };
-        let arguments = Append {
-            k: copies.rows(&p.new_k, source, tokens, p.kv_heads, head_dim),
-            v: copies.rows(&p.new_v, source, tokens, p.kv_heads, head_dim),
-            cache: PagedCache { k: half(&p.k), v: half(&p.v) },
-            destination: match p.slots {
-                0 => Destination::Positions {
-                    requests: copies.at(p.requests),
-                    positions: copies.at(p.positions),
-                    page_begin: copies.at(p.page_begin),
-                    page_indices: PageIndices { address: copies.at(p.page_indices), len: length_of(p.page_indices) },
-                },
-                slots => Destination::Slots { address: copies.at(slots) },
-            },
-        };
+        let arguments = copies.append(p, source, &config);
         // SAFETY: the copies live until they are read back, which waits.
         unsafe { append(self.device, &config, &arguments, Stream::default()) }.unwrap();
         copies.copy_back();
@@ -355,29 +385,35 @@ impl Rotations for Public<'_> {
     fn rope(&self, launch: &RopeLaunch) {
         let RopeLaunch { config, parameters: p, dtype, regions } = launch;
         let copies = Copies::new(self.device, regions);
-        let config = match config.angles {
-            RopeAngles::Cached { cos_sin, positions } => config.with_cos_sin_cache(copies.at(cos_sin), positions),
-            _ => *config,
-        };
-        let rotate = |from: &RowsView, to: &RowsView, heads: u32| {
-            let rows = |view| copies.rows(view, *dtype, p.tokens as u64, heads, p.head_dim);
-            (heads != 0).then(|| Rotate::into(rows(from), rows(to)))
-        };
         let run = RopeRun {
-            q: rotate(&p.q, &p.q_out, p.query_heads),
-            k: rotate(&p.k, &p.k_out, p.heads - p.query_heads),
-            positions: match p.positions {
-                0 => RopePositions::Offsets {
-                    request_count: p.request_count,
-                    query_begin: copies.at(p.query_begin),
-                    offsets: copies.at(p.offsets),
-                },
-                positions => RopePositions::Ids { address: copies.at(positions) },
-            },
+            q: copies.rotate(p, [&p.q, &p.q_out], *dtype, p.query_heads),
+            k: copies.rotate(p, [&p.k, &p.k_out], *dtype, p.heads - p.query_heads),
+            positions: copies.rope_positions(p),
         };
-        let rope = Rope::new(self.device, config).unwrap();
+        let rope = Rope::new(self.device, copies.rope(config)).unwrap();
         // SAFETY: the copies live until they are read back, which waits.
         unsafe { rope.apply(&run, Stream::default()) }.unwrap();
+        copies.copy_back();
+    }
+}
+
+impl RotatedAppends for Public<'_> {
+    fn rope_append(&self, launch: &RopeAppendLaunch) {
+        let RopeAppendLaunch { config, parameters, source, cache, regions } = launch;
+        let (p, append) = (&parameters.rope, &parameters.append);
+        let copies = Copies::new(self.device, regions);
+        let query_heads = if p.query_heads == 0 { append.kv_heads } else { p.query_heads };
+        let attention = AttentionConfig::new(query_heads, append.kv_heads, p.head_dim, append.page_size.get());
+        let attention = attention.with_dtype(*cache);
+        let is_shared = append.slots == 0 && p.positions == append.positions;
+        let run = RopeAppend {
+            q: copies.rotate(p, [&p.q, &p.q_out], *source, p.query_heads),
+            append: copies.append(append, *source, &attention),
+            positions: (!is_shared).then(|| copies.rope_positions(p)),
+        };
+        let rope = Rope::new(self.device, copies.rope(config)).unwrap();
+        // SAFETY: the copies live until they are read back, which waits.
+        unsafe { rope.apply_and_append(&attention, &run, Stream::default()) }.unwrap();
         copies.copy_back();
     }
 }

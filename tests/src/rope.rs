@@ -32,7 +32,7 @@ pub enum Where {
 
 impl Where {
     /// The position of every token; `None` for one that is to be skipped.
-    fn positions(&self) -> Vec<Option<u64>> {
+    pub(crate) fn positions(&self) -> Vec<Option<u64>> {
         match self {
             Where::Ids(ids) => ids.iter().map(|&id| u64::try_from(id).ok()).collect(),
             Where::Offsets { lens, offsets, padding_tokens } => {
@@ -201,7 +201,7 @@ fn cos_sin(config: &RopeConfig, table: &[f32], position: u64, pair: usize) -> (f
 }
 
 /// A row rotated, and how far off each element may be but for its own rounding.
-fn rotated(config: &RopeConfig, table: &[f32], position: u64, row: &[f64]) -> (Vec<f64>, Vec<f64>) {
+pub(crate) fn rotated(config: &RopeConfig, table: &[f32], position: u64, row: &[f64]) -> (Vec<f64>, Vec<f64>) {
     let (mut out, mut slack) = (row.to_vec(), vec![0.0; row.len()]);
     let half = config.rotary_dim as usize / 2;
     for pair in 0..half {
@@ -216,7 +216,7 @@ fn rotated(config: &RopeConfig, table: &[f32], position: u64, row: &[f64]) -> (V
 }
 
 /// Half of the distance between neighbours near `value`, a little more where it is subnormal in f16.
-fn rounding(dtype: DType, value: f64) -> f64 {
+pub(crate) fn rounding(dtype: DType, value: f64) -> f64 {
     match dtype {
         DType::Bf16 => value.abs() / 256.0,
         DType::F16 => value.abs() / 2048.0 + 2f64.powi(-25),

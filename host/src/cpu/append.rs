@@ -67,7 +67,7 @@ pub unsafe fn positions(parameters: &PositionsParameters) {
 ///
 /// # Safety
 /// As [`append`]'s.
-unsafe fn cell(parameters: &AppendParameters, token: u32) -> Option<(u32, u32)> {
+pub unsafe fn cell(parameters: &AppendParameters, token: u32) -> Option<(u32, u32)> {
     // SAFETY: the caller's.
     unsafe {
         if parameters.slots != 0 {
@@ -87,7 +87,7 @@ unsafe fn cell(parameters: &AppendParameters, token: u32) -> Option<(u32, u32)> 
 ///
 /// # Safety
 /// Both rows are live and nobody else uses the second.
-unsafe fn convert_row(from: u64, source: DType, to: u64, cache: DType, elements: usize) {
+pub unsafe fn convert_row(from: u64, source: DType, to: u64, cache: DType, elements: usize) {
     // SAFETY: the caller's.
     unsafe {
         if source == cache {

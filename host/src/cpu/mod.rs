@@ -14,10 +14,12 @@ mod attend;
 mod memory;
 mod merge;
 mod rope;
+mod rope_append;
 mod validate;
 
 pub use append::{append, positions};
 pub use attend::attend;
 pub use merge::merge_states;
 pub use rope::rope;
+pub use rope_append::rope_append;
 pub use validate::{check_append, check_page_ids};

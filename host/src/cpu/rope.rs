@@ -4,7 +4,8 @@
 //! in place or elsewhere; rows of tokens that are to be skipped are left alone. Cosines and sines are a token's, once
 //! for all its heads, from f64; the rotation is in f32.
 
-use super::memory::{copy_row, load_row, read, row_address, store_row};
+use super::append::convert_row;
+use super::memory::{load_row, read, row_address, store_row};
 use crate::config::DType;
 use kernels_gpu::abi::parameters::{RopeParameters, RowsView};
 use rayon::prelude::*;
@@ -16,14 +17,10 @@ const MIN_TOKENS: usize = 4;
 
 /// A token's cosines and sines, and a row.
 #[derive(Default)]
-struct Scratch {
+pub struct Scratch {
     cosines: Vec<f32>,
     sines: Vec<f32>,
     row: Vec<f32>,
-}
-
-thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
 /// Rotates rows of `dtype`.
@@ -31,6 +28,22 @@ thread_local! {
 /// # Safety
 /// `parameters` describe live memory as [the module](super) says; an output may be its own input.
 pub unsafe fn rope(parameters: &RopeParameters, dtype: DType) {
+    let keys = |token: u32, scratch: &mut Scratch| {
+        for head in 0..parameters.heads - parameters.query_heads {
+            let [from, to] = [&parameters.k, &parameters.k_out].map(|view: &RowsView| row_address(view, token, head));
+            // SAFETY: the caller's; no two rows overlap.
+            unsafe { rotate(parameters, [from, to], [dtype; 2], scratch) };
+        }
+    };
+    // SAFETY: the caller's.
+    unsafe { each_token(parameters, dtype, keys) }
+}
+
+/// Rotates the queries of every token that has a position, and has `keys` see to its keys, with its angles.
+///
+/// # Safety
+/// As [`rope`]'s.
+pub unsafe fn each_token(parameters: &RopeParameters, dtype: DType, keys: impl Fn(u32, &mut Scratch) + Sync) {
     (0..parameters.tokens).into_par_iter().with_min_len(MIN_TOKENS).for_each(|token| {
         // SAFETY: the caller's.
         let Some(position) = (unsafe { position_of(parameters, token) }) else { return };
@@ -39,12 +52,11 @@ pub unsafe fn rope(parameters: &RopeParameters, dtype: DType) {
             unsafe {
                 angles(parameters, position, scratch);
                 for head in 0..parameters.query_heads {
-                    rotate(parameters, dtype, [&parameters.q, &parameters.q_out], token, head, scratch);
-                }
-                for head in 0..parameters.heads - parameters.query_heads {
-                    rotate(parameters, dtype, [&parameters.k, &parameters.k_out], token, head, scratch);
+                    let [from, to] = [&parameters.q, &parameters.q_out].map(|view| row_address(view, token, head));
+                    rotate(parameters, [from, to], [dtype; 2], scratch);
                 }
             }
+            keys(token, scratch);
         });
     });
 }
@@ -99,22 +111,21 @@ unsafe fn angles(parameters: &RopeParameters, position: u32, scratch: &mut Scrat
     }
 }
 
+/// Rotates a row from one place and dtype to another, by the scratch's angles.
+///
 /// # Safety
-/// As [`rope`]'s.
-unsafe fn rotate(
+/// As [`rope`]'s; the rows are the same, of one dtype, or do not overlap.
+pub unsafe fn rotate(
     parameters: &RopeParameters,
-    dtype: DType,
-    [from, to]: [&RowsView; 2],
-    token: u32,
-    head: u32,
+    [from, to]: [u64; 2],
+    [source, target]: [DType; 2],
     scratch: &mut Scratch,
 ) {
     let Scratch { cosines, sines, row } = scratch;
     let (head_dim, rotary_dim) = (parameters.head_dim as usize, parameters.rotary_dim as usize);
-    let (from, to) = (row_address(from, token, head), row_address(to, token, head));
     row.resize(rotary_dim, 0.0);
     // SAFETY: the caller's.
-    unsafe { load_row(from, dtype, row) };
+    unsafe { load_row(from, source, row) };
     for (pair, (cosine, sine)) in cosines.iter().zip(sines.iter()).enumerate() {
         let (first, second) =
             if parameters.interleaved != 0 { (2 * pair, 2 * pair + 1) } else { (pair, pair + rotary_dim / 2) };
@@ -122,13 +133,16 @@ unsafe fn rotate(
         row[first] = a * cosine - b * sine;
         row[second] = b * cosine + a * sine;
     }
-    let rotated_bytes = rotary_dim * dtype.bytes();
+    let past = |address: u64, dtype: DType| address + (rotary_dim * dtype.bytes()) as u64;
     // SAFETY: the caller's; the rows differ where they are copied.
     unsafe {
-        store_row(to, dtype, row);
+        store_row(to, target, row);
         if from != to {
-            let rest = (head_dim - rotary_dim) * dtype.bytes();
-            copy_row(from + rotated_bytes as u64, to + rotated_bytes as u64, rest);
+            convert_row(past(from, source), source, past(to, target), target, head_dim - rotary_dim);
         }
     }
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }

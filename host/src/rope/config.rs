@@ -119,6 +119,9 @@ pub enum RopeError {
     /// Neither queries nor keys.
     #[error("neither q nor k was given; this call needs one of them")]
     NoTensors,
+    /// Nothing says by which positions to rotate.
+    #[error("positions is None and the destination is by slots; supported with None is a destination by positions")]
+    NoPositions,
 }
 
 impl RopeConfig {
