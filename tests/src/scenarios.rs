@@ -14,11 +14,12 @@ use crate::new_tokens::append_cases;
 use crate::plans::limits_for;
 use crate::public_api::{Public, Setup, check_append, plan, report, run_alone, workspace};
 use crate::rope::rope_cases;
+use crate::rope_append::rope_append_cases;
 use crate::states::merge_cases;
 use crate::variants::Modifiers;
 use oxattn::config::{AttentionConfig, DType};
 use oxattn::operators::{Append, Destination, State, append, merge_state};
-use oxattn::rope::{Rope, RopeConfig, RopePositions, RopeRun, Rotate};
+use oxattn::rope::{Rope, RopeAppend, RopeConfig, RopePositions, RopeRun, Rotate};
 use oxattn::tensor::CacheRows;
 use oxattn::{
     Attention, Device, Error, Limits, Lse2, LseE, MaskForm, MaskMemory, PageIndices, PageTable, PagedCache,
@@ -38,6 +39,7 @@ macro_rules! device_tests {
             every_merge_is_the_oracle_s,
             every_append_writes_its_cells_and_nothing_else,
             every_rotation_is_the_oracle_s,
+            every_rotated_append_is_the_oracle_s_and_that_of_two_launches,
             f11_pairs_turn_as_worked_by_hand,
             e1_a_plan_over_another_runs_alone,
             e1_graphs_have_room_for_the_largest_batch,
@@ -62,6 +64,7 @@ macro_rules! device_tests {
             configurations_no_kernel_runs_are_refused,
             merges_and_appends_that_do_not_match_are_refused,
             rotations_that_do_not_match_are_refused,
+            rotated_appends_that_do_not_match_are_refused,
             more_memory_than_there_is_is_refused,
             page_ids_out_of_range_are_reported,
             tokens_without_a_place_are_reported,
@@ -373,6 +376,14 @@ pub fn every_rotation_is_the_oracle_s(device: &Device) {
     }
 }
 
+pub fn every_rotated_append_is_the_oracle_s_and_that_of_two_launches(device: &Device) {
+    for case in rope_append_cases() {
+        if let Err(difference) = crate::rope_append::check(&case, &Public { device, pairs: false }) {
+            panic!("{}: {difference}", case.name);
+        }
+    }
+}
+
 pub fn f11_pairs_turn_as_worked_by_hand(device: &Device) {
     crate::rope::check_by_hand(&Public { device, pairs: false });
 }
@@ -482,6 +493,11 @@ pub fn empty_tensors_are_fine(device: &Device) {
     let run = RopeRun::in_place(rows, Rows { dtype: DType::Bf16, ..new }, RopePositions::Ids { address: 0 });
     // SAFETY: as above.
     unsafe { rope.apply(&run, Stream::default()) }.unwrap();
+    let new = Rows { dtype: DType::Bf16, ..new };
+    let run = RopeAppend::in_place(rows, Append { k: new, v: new, ..arguments });
+    let run = run.with_positions(RopePositions::Ids { address: 0 });
+    // SAFETY: as above.
+    unsafe { rope.apply_and_append(&config, &run, Stream::default()) }.unwrap();
 }
 
 /// The same batch as CSR and indptr, and as a block table with one query token each, is the same plan.
@@ -836,6 +852,69 @@ pub fn rotations_that_do_not_match_are_refused(device: &Device) {
     refused(unsafe { misplaced.apply(&good, Stream::default()) }, &message);
     let message = "rotary_dim is 128; supported are multiples of 16 from 16 to head_dim = 64";
     refused(Rope::new(device, RopeConfig::new(64).with_rotary_dim(128)), message);
+    // What was refused was not written.
+    assert!(memory.download::<u8>().unwrap().iter().all(|&byte| byte == 0));
+}
+
+pub fn rotated_appends_that_do_not_match_are_refused(device: &Device) {
+    let memory = device.allocate(1 << 16).unwrap();
+    let at = memory.address();
+    let config = AttentionConfig::new(4, 2, 64, 4);
+    let rows = |heads: u32| Rows::contiguous(at, DType::Bf16, 3, heads, 64);
+    let cache = PagedCache::separate(at + (1 << 14), at + (1 << 15), 4, oxattn::Layout::Nhd, &config);
+    let append = Append { k: rows(2), v: rows(2), cache, destination: Destination::Slots { address: at } };
+    let good = RopeAppend::in_place(rows(4), append).with_positions(RopePositions::Ids { address: at });
+    let q = |rows: Rows| RopeAppend { q: Some(Rotate::in_place(rows)), ..good };
+    let k = |k: Rows| RopeAppend { append: Append { k, ..append }, ..good };
+    let f32_rows = |heads: u32| Rows { dtype: DType::F32, ..rows(heads) };
+    let f16_cache = PagedCache { k: CacheRows { dtype: DType::F16, ..cache.k }, ..cache };
+    let f32_cache = PagedCache { v: CacheRows { dtype: DType::F32, ..cache.v }, ..cache };
+    let many = Rows { tokens: 1 << 28, ..rows(4) };
+    let narrow = Rows { head_dim: 128, ..rows(4) };
+    let rope = Rope::new(device, RopeConfig::new(64)).unwrap();
+    let refused_by = |rope: &Rope, run: &RopeAppend, message: &str| {
+        // SAFETY: refused before a launch.
+        refused(unsafe { rope.apply_and_append(&config, run, Stream::default()) }, message);
+    };
+    for (run, message) in [
+        (q(rows(6)), "q.heads is 6; this call needs 4"),
+        (q(Rows { tokens: 2, ..rows(4) }), "q.tokens is 2; this call needs 3"),
+        (q(narrow), "q.head_dim is 128; this call needs 64"),
+        (q(f32_rows(4)), "k is bf16; this call needs f32"),
+        (k(rows(4)), "k.heads is 4; this call needs 2"),
+        (k(f32_rows(2)), "v is bf16; this call needs f32"),
+        (k(Rows { address: 0, ..rows(2) }), "k has elements but its address is 0"),
+        (
+            RopeAppend { q: Some(Rotate::into(rows(4), rows(4).with_strides(512, 64))), ..good },
+            "q_out.token_stride (bytes) is 1024; this call needs 512",
+        ),
+        (RopeAppend { append: Append { cache: f16_cache, ..append }, ..good }, "cache.k is f16; this call needs bf16"),
+        (RopeAppend { append: Append { cache: f32_cache, ..append }, ..good }, "cache.v is f32; this call needs bf16"),
+        (
+            RopeAppend { positions: None, ..good },
+            "positions is None and the destination is by slots; supported with None is a destination by positions",
+        ),
+        (good.with_positions(RopePositions::Ids { address: 0 }), "positions has elements but its address is 0"),
+        (
+            RopeAppend { append: Append { destination: Destination::Slots { address: 0 }, ..append }, ..good },
+            "slots has elements but its address is 0",
+        ),
+        (
+            RopeAppend { append: Append { k: many, ..append }, ..good },
+            "k.tokens is 268435456; supported is at most 134217727",
+        ),
+    ] {
+        refused_by(&rope, &run, message);
+    }
+    let wide = Rope::new(device, RopeConfig::new(128)).unwrap();
+    refused_by(&wide, &good, "rope.head_dim is 128; this call needs 64");
+    let misplaced = Rope::new(device, RopeConfig::new(64).with_cos_sin_cache(at + 4, 8)).unwrap();
+    let message = format!("cos_sin.address is {} bytes, which is not a multiple of 16", at + 4);
+    refused_by(&misplaced, &good, &message);
+    let in_f32 = config.with_dtype(DType::F32);
+    // SAFETY: as above.
+    let unsupported = unsafe { rope.apply_and_append(&in_f32, &good, Stream::default()) };
+    refused(unsupported, "dtype is f32; supported are bf16 and f16");
     // What was refused was not written.
     assert!(memory.download::<u8>().unwrap().iter().all(|&byte| byte == 0));
 }
