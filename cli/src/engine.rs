@@ -218,7 +218,7 @@ impl Engine {
         let balance = plan.balance();
         Ok(PlanFigures {
             time,
-            fullest_over_mean: if balance.mean > 0.0 { balance.max as f64 / balance.mean } else { 1.0 },
+            fullest_over_mean: if balance.mean > 0.0 { balance.max / balance.mean } else { 1.0 },
             split_items: plan.items().iter().filter(|item| item.pieces > 1).count(),
         })
     }

@@ -91,6 +91,8 @@ mod tests {
     #[test]
     fn the_committed_cases_parse() {
         let cases = parse(super::super::SERVING).unwrap();
+        let rotating = parse(super::super::ROPE_APPEND).unwrap();
+        assert!(rotating.iter().all(|case| case.section == "rope_append" && case.tokens.is_multiple_of(case.batch)));
         assert!(cases.iter().all(|case| case.kv_lens().unwrap().len() == case.query_lens().unwrap().len()));
         let skewed = cases.iter().find(|case| case.case.starts_with("32/8/128 p16 bf16 skew")).unwrap();
         assert_eq!(skewed.kv_lens().unwrap().iter().sum::<u32>(), 63 * 512 + 100_000);

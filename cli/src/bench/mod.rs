@@ -1,12 +1,13 @@
 //! `oxattn bench`: the GPU suite.
 //!
-//! In: cases (`benches/definitions/serving.jsonl`, or a file of the same form). Out: one row a case, on a terminal or
+//! In: cases (`serving.jsonl` and `rope_append.jsonl` of `benches/definitions/`, or a file of the same form). Out: one row a case, on a terminal or
 //! as JSON lines: microseconds, bytes that had to move, GB/s, the ratio to the ceiling measured in the same run, and
 //! the error against the f64 oracle. Invariant: a case's answer is checked before it is timed, and a wrong answer
 //! fails the run.
 
 mod case;
 mod lab;
+mod rotating;
 mod sections;
 mod variants;
 
@@ -19,6 +20,8 @@ use lab::Lab;
 
 /// Sizes of the suite's own cases and the shapes engines serve.
 const SERVING: &str = include_str!("../../../benches/definitions/serving.jsonl");
+/// The cases of the section `rope_append`, which run beside those.
+const ROPE_APPEND: &str = include_str!("../../../benches/definitions/rope_append.jsonl");
 
 /// Time the GPU suite beside ceilings measured in the same run.
 #[derive(clap::Args)]
@@ -26,8 +29,8 @@ pub struct Arguments {
     /// Cases, one JSON object a line.
     #[arg(long)]
     cases: Option<PathBuf>,
-    /// Sections to run: ceiling, decode, append_kv, plan, replay.
-    #[arg(long, value_delimiter = ',', default_values_t = ["ceiling", "decode", "append_kv", "plan", "replay"].map(String::from))]
+    /// Sections to run: ceiling, decode, append_kv, rope_append, plan, replay.
+    #[arg(long, value_delimiter = ',', default_values_t = ["ceiling", "decode", "append_kv", "rope_append", "plan", "replay"].map(String::from))]
     sections: Vec<String>,
     /// Run only cases whose name contains this.
     #[arg(long)]
@@ -88,7 +91,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let started = std::time::Instant::now();
     let text = match &arguments.cases {
         Some(path) => std::fs::read_to_string(path)?,
-        None => SERVING.to_owned(),
+        None => format!("{SERVING}{ROPE_APPEND}"),
     };
     let cases = case::parse(&text)?;
     let device = Device::cuda(arguments.device)?;

@@ -13,16 +13,16 @@ use oxattn::{
 use super::case::Case;
 use super::lab::{Lab, Random};
 use super::variants::{Inputs, config, seen};
-use super::{Failure, Row, blank};
+use super::{Failure, Row, blank, rotating};
 
 /// Bytes of cache that the calls of a graph rotate over: several times the L2 cache.
-const ROTATED_BYTES: u64 = 1 << 30;
+pub(super) const ROTATED_BYTES: u64 = 1 << 30;
 /// Bytes of all sets' caches at most.
 const MOST_CACHE_BYTES: u64 = 32 << 30;
 /// Sets of inputs at most.
-const MOST_SETS: u64 = 64;
+pub(super) const MOST_SETS: u64 = 64;
 /// Above this, a case's error against the oracle is a wrong answer (bf16 outputs).
-const TOLERANCE: f64 = 4e-3;
+pub(super) const TOLERANCE: f64 = 4e-3;
 const LSE_TOLERANCE: f64 = 2e-4;
 
 /// The rows of a case; a failure becomes a row that says so.
@@ -31,9 +31,11 @@ pub fn run(lab: &Lab, case: &Case) -> Vec<Row> {
         _ if case.kv_dtype != "bf16" => Err(format!("kv_dtype {} is not supported; bf16 is", case.kv_dtype).into()),
         "decode" | "replay" | "prefill" | "append-chunk" | "mixed" => attention(lab, case),
         "append_kv" => appending(lab, case),
+        "rope_append" => rotating::run(lab, case),
         "plan" => planning(lab, case),
         other => Err(format!(
-            "section {other} is not supported; decode, replay, prefill, append-chunk, mixed, append_kv and plan are"
+            "section {other} is not supported; decode, replay, prefill, append-chunk, mixed, append_kv, rope_append and \
+             plan are"
         )
         .into()),
     };
@@ -44,14 +46,14 @@ pub fn run(lab: &Lab, case: &Case) -> Vec<Row> {
 }
 
 /// A batch's page table: where each request's page ids begin, and the ids.
-struct Pages {
-    begin: Vec<u32>,
-    ids: Vec<u32>,
-    pool: u32,
+pub(super) struct Pages {
+    pub begin: Vec<u32>,
+    pub ids: Vec<u32>,
+    pub pool: u32,
 }
 
 impl Pages {
-    fn shuffled(kv_lens: &[u32], page_size: u32) -> Pages {
+    pub fn shuffled(kv_lens: &[u32], page_size: u32) -> Pages {
         let mut begin = vec![0];
         for length in kv_lens {
             begin.push(begin[begin.len() - 1] + length.div_ceil(page_size));
