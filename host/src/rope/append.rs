@@ -142,3 +142,24 @@ impl Rope {
         Ok(RopeAppendParameters { rope, append })
     }
 }
+
+#[cfg(all(test, feature = "cpu"))]
+mod tests {
+    use super::*;
+    use crate::rope::RopeConfig;
+    use crate::{DType, Device, Layout, PagedCache};
+
+    /// The CPU looks at no units; without these the kernels would leave cached keys past `rotary_dim` as they were.
+    #[test]
+    fn whole_rows_are_done_where_a_part_is_rotated() {
+        let config = AttentionConfig::new(4, 2, 128, 16);
+        let rows = |heads| Rows::contiguous(4096, DType::Bf16, 3, heads, 128);
+        let cache = PagedCache::separate(4096, 8192, 1, Layout::Nhd, &config);
+        let append = Append { k: rows(2), v: rows(2), cache, destination: Destination::Slots { address: 4096 } };
+        let run = RopeAppend::in_place(rows(4), append).with_positions(RopePositions::Ids { address: 4096 });
+        let rope = Rope::new(&Device::cpu(), RopeConfig::new(128).with_rotary_dim(32)).unwrap();
+        let parameters = rope.append_parameters(&config, &run).unwrap();
+        // Eight units of 16 elements, and six heads in two groups of four.
+        assert_eq!((parameters.rope.units.get(), parameters.rope.token_units.get()), (8, 16));
+    }
+}
