@@ -1,5 +1,5 @@
-//! The table of rotations whose keys go to the cache, and what each must leave behind: by the oracle of [`rope`], and
-//! bit for bit what a rotation and an append of their own leave.
+//! The table of rotations whose keys go to the cache, and what each must leave behind: by the oracle of
+//! [`rope`](crate::rope), and bit for bit what a rotation and an append of their own leave.
 //!
 //! Keys are rounded once, so the two launches are given keys in f32; where rows are of the cache's dtype they leave the
 //! same with rows as they are.
@@ -484,7 +484,7 @@ impl Expected {
         for (at, found) in decode(dtype, bytes).into_iter().enumerate() {
             let (expected, slack) = (self.values[at], self.slack[at]);
             let same = found == expected || found.is_nan() && expected.is_nan();
-            if !same && !((found - expected).abs() <= slack) {
+            if !same && (found.is_nan() || (found - expected).abs() > slack) {
                 return Err(format!("element {at} of {what} is {found:e}, not {expected:e} within {slack:e}"));
             }
         }

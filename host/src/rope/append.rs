@@ -38,6 +38,8 @@
 //! unsafe { rope.apply_and_append(&config, &RopeAppend::in_place(rows(&q, 32), append), Stream::default()) }
 //! # }
 //! ```
+//!
+//! Unsafe: the operator takes raw addresses; only the caller knows that they are live.
 
 use kernels_gpu::abi::parameters::RopeAppendParameters;
 #[cfg(feature = "cuda")]
