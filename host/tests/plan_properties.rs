@@ -428,7 +428,7 @@ fn many_rows_make_tall_items_beside_short_ones() {
     let rows = |items: &[WorkItem]| items.iter().map(|i| (i.request, i.row_begin, i.rows)).collect::<Vec<_>>();
     let (tall, short) = plan.items().split_at(plan.queue_begin()[1] as usize);
     assert_eq!(rows(tall), [(0, 128, 32), (0, 0, 128), (1, 0, 128)]);
-    assert_eq!(rows(short), [(2, 0, 1 * 4), (1, 128, 4)]);
+    assert_eq!(rows(short), [(2, 0, 4), (1, 128, 4)]);
     // 1 + 2 and 1.5 + 3 twice; 16 + 1 and 1 + 1.
     assert_eq!(plan.balance().max, 3.0 + 4.5 + 4.5 + 17.0 + 2.0);
     assert_eq!(plan.explain().tall_units, 3);
