@@ -34,4 +34,4 @@ impl Variant for DistanceBias {
         score + bias * LOG2_E
     }
 }
-attend_kernels! { variant: DistanceBias, name: "distance_bias", elements: [bf16, f16], head_dims: [64, 128] }
+attend_kernels! { variant: DistanceBias, name: "distance_bias", elements: [bf16, f16], head_dims: [96, 128] }

@@ -40,6 +40,7 @@ pub fn cases() -> Vec<Case> {
     let case = |name, which, config, mode| Case { name, which, config, mode, lens: MIXED };
     let cut = SplitMode::FixedSplit { tokens: 64 };
     let (wide, narrow) = (config((6, 2), 128, 16), config((4, 4), 64, 5));
+    let biased = config((4, 4), 96, 5);
     vec![
         case("chunks of 64", chunked(6), wide, SplitMode::Unsplit),
         case("chunks of 32, cut", chunked(5), narrow.with_dtype(DType::F16), cut),
@@ -48,13 +49,13 @@ pub fn cases() -> Vec<Case> {
         case("chunks of 32 both ways", chunked(5), wide.non_causal(), cut),
         case("chunks of 64 in a window of 64", chunked(6), narrow.with_window(Some(63), None), cut),
         case("biases", Which::DistanceBias, wide, SplitMode::Unsplit),
-        case("biases, cut", Which::DistanceBias, narrow.with_dtype(DType::F16), cut),
+        case("biases, cut", Which::DistanceBias, biased.with_dtype(DType::F16), cut),
         case("biases both ways", Which::DistanceBias, wide.non_causal().with_dtype(DType::F16), SplitMode::Balanced),
         case("biases, a scale", Which::DistanceBias, wide.with_softmax_scale(0.2), SplitMode::BatchInvariant),
         case(
             "biases in a window",
             Which::DistanceBias,
-            narrow.non_causal().with_window(Some(40), Some(7)),
+            biased.non_causal().with_window(Some(40), Some(7)),
             SplitMode::Balanced,
         ),
     ]
