@@ -126,7 +126,7 @@ impl Plan {
             image_bytes: self.header.image_bytes,
             balance: self.balance(),
             read_gb_per_s: self.target.read_gb_per_s,
-            predicted_us: self.target.read_gb_per_s.map(|rate| self.predict_us(rate as f64)),
+            predicted_us: self.target.read_gb_per_s.and_then(|rate| self.predict_us(rate as f64)),
         }
     }
 }

@@ -5,10 +5,11 @@
 //! equal share of what the device reads where that is less. So an uneven plan ends at the block's rate, not the
 //! device's. Bytes that several row tiles of a request read come from memory once and from the L2 cache after that.
 //!
-//! Left out: computing, the fold of split rows, and what a page costs. Predicted over measured time, bf16, in pages of
-//! 16 (`docs/bench-decode.md`): 0.94 to 1.08 for 32 query heads on 8 KV heads of 128, split or not, the skewed batch
-//! 0.96, and uncut 1.01. The worst of other decodes is 0.75: 64 query heads, one request of 8192 keys, where the fold
-//! counts most. Long prompt chunks compute as long as they read: 0.73 for the mixed batch.
+//! Left out: computing, the fold of split rows, and what a page costs. So there is no prediction for plans with tall
+//! items, which compute for longer than they read. Predicted over measured time, bf16, in pages of 16
+//! (`docs/bench-decode.md`): 0.94 to 1.08 for 32 query heads on 8 KV heads of 128, split or not, the skewed batch 0.96,
+//! and uncut 1.01. The worst of other decodes is 0.75: 64 query heads, one request of 8192 keys, where the fold counts
+//! most.
 
 use super::Plan;
 
@@ -23,10 +24,13 @@ const READ_PART: f64 = 0.97;
 
 impl Plan {
     /// Microseconds that a run of the plan takes on a GPU that reads `read_gb_per_s` gigabytes a second, within a tenth
-    /// for most decodes on an H200; 0 if there is nothing to run.
-    pub fn predict_us(&self, read_gb_per_s: f64) -> f64 {
+    /// for most decodes on an H200; 0 if there is nothing to run, and nothing for a plan with tall items.
+    pub fn predict_us(&self, read_gb_per_s: f64) -> Option<f64> {
+        if self.totals.tall_units > 0 {
+            return None;
+        }
         if self.items().is_empty() {
-            return 0.0;
+            return Some(0.0);
         }
         let teams = self.target.teams(self.config.kv_heads);
         let key_bytes = 2 * self.config.head_dim as u64 * self.config.dtype.bytes() as u64;
@@ -46,7 +50,7 @@ impl Plan {
             us += bytes / (1e3 * share_gb_per_s.min(BLOCK_GB_PER_S));
             ended_keys = keys;
         }
-        us
+        Some(us)
     }
 }
 
@@ -57,7 +61,8 @@ mod tests {
 
     /// An H200 that reads `read_gb_per_s`, with 32 query heads on 8 KV heads of 128.
     fn explained(kv_lens: &[u32], query_len: u32, mode: SplitMode, read_gb_per_s: u32) -> Explain {
-        let target = Target::for_tile(132, AttendTile::new(128, Family::Sm90a).unwrap(), true);
+        // Short items alone.
+        let target = Target::for_tile(132, AttendTile::new(128, Family::Sm90a).unwrap(), true).with_tall_rows(0);
         let limits =
             Limits { max_requests: 256, max_query_tokens: 1024, max_kv_len_tokens: 131_072, max_kv_tokens: 1 << 20 };
         let config = AttentionConfig::new(32, 8, 128, 16);
@@ -105,6 +110,18 @@ mod tests {
         assert!((uncut(2353) / uncut(4706) - 1.0).abs() < 0.03);
         assert_eq!(predicted_us(&[], SplitMode::Balanced, 4706), 0.0);
         assert_eq!(explained(&[8192], 1, SplitMode::Balanced, 0).predicted_us, None);
+    }
+
+    #[test]
+    fn what_is_computed_for_longer_than_it_is_read_is_not_predicted() {
+        let target = Target::for_tile(132, AttendTile::new(128, Family::Sm90a).unwrap(), true);
+        let limits = Limits { max_requests: 1, max_query_tokens: 512, max_kv_len_tokens: 8192, max_kv_tokens: 8192 };
+        let config = AttentionConfig::new(32, 8, 128, 16);
+        let mut planner = Planner::new(config, target.with_read_gb_per_s(4706), SplitMode::Balanced, limits).unwrap();
+        let table = PageTable::block_table(16, 512, &[8192u32]).unwrap();
+        let plan = planner.plan(&table, QueryLengths::uniform(512)).unwrap();
+        assert_eq!((plan.predict_us(4706.0), plan.explain().predicted_us), (None, None));
+        assert!(plan.explain().tall_units > 0);
     }
 
     /// 128 row tiles read the same keys, which come from memory once.

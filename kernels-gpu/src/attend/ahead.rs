@@ -7,7 +7,7 @@ use simt::{asynchronous::commit_async_copies, block::sync_threads, grid, registe
 
 use super::Queue;
 use super::copies::{copy_tile, page_of, store_row_address};
-use super::shape::{Room, Shape};
+use super::shape::{MOST_ROUNDS, Room, Shape};
 use super::work::{Cursor, Work};
 use crate::abi::parameters::AttendParameters;
 
@@ -27,9 +27,7 @@ pub(super) struct Ahead {
 
 const NONE: u32 = u32::MAX;
 
-/// Rounds of a tile's copies whose addresses are in registers at once.
-const ROUNDS_AT_ONCE: usize = 4;
-/// The same while a warpgroup's scores are under way.
+/// Rounds of a tile's copies whose addresses are in registers at once while a warpgroup's scores are under way.
 pub(super) const FEW_ROUNDS_AT_ONCE: usize = 2;
 
 impl Ahead {
@@ -138,7 +136,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Pipeline<HEAD_DIM, HOPPER> {
             sync_threads();
             grid::wait_for_previous_grid();
             grid::allow_next_grid();
-            copy::<HEAD_DIM, HOPPER, ROUNDS_AT_ONCE>(room, 0, second.ready_rows, thread::thread_idx_x());
+            copy::<HEAD_DIM, HOPPER, MOST_ROUNDS>(room, 0, second.ready_rows, thread::thread_idx_x());
             commit_async_copies();
             second.publish(p, room, 1, page).store(room.tall_slot(1));
         }
@@ -155,7 +153,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Pipeline<HEAD_DIM, HOPPER> {
     #[inline(always)]
     pub unsafe fn step(&self, p: &AttendParameters) -> u32 {
         // SAFETY: the caller's contract.
-        unsafe { self.step_by::<ROUNDS_AT_ONCE>(p) }
+        unsafe { self.step_by::<MOST_ROUNDS>(p) }
     }
 
     /// The same, with the addresses of so many rounds in registers at once.
