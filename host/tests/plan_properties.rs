@@ -97,7 +97,7 @@ fn check(plan: &Plan, requests: &[Request]) {
             let packed_rows = requests[item.request as usize].0 * group;
             let only_tall = tall_rows > 0 && matches!(plan.mode(), SplitMode::FixedSplit { .. });
             let of_tall = tall_rows > 0 && packed_rows > 16 || only_tall;
-            let tile_rows = if of_tall { tall_rows } else { 16 };
+            let tile_rows = if of_tall { tall_rows_of_batch(plan, requests) } else { 16 };
             assert_eq!(item.rows, tile_rows.min(packed_rows - item.row_begin));
             assert!(item.row_begin.is_multiple_of(tile_rows));
             assert_eq!(run % 2 == 0, of_tall && (item.rows > 16 || only_tall), "{item:?} in the wrong run");
@@ -175,6 +175,16 @@ fn check_layout(plan: &Plan) {
     assert!(array(header.arrivals_offset_bytes, 4 * header.groups as usize).iter().all(|&byte| byte == 0));
 }
 
+/// Rows of the batch's tall tiles: half of the target's where full ones, with a tile for each other request, are fewer
+/// than one and a half a team, if the mode lets a batch matter.
+fn tall_rows_of_batch(plan: &Plan, requests: &[Request]) -> u32 {
+    let tall_rows = plan.target().tall_rows;
+    let tiles = |request: &Request| (request.0 * plan.config().group()).div_ceil(tall_rows);
+    let few = 2 * requests.iter().map(tiles).sum::<u32>() + 1 < 3 * plan.header().teams;
+    let is_free = matches!(plan.mode(), SplitMode::Balanced | SplitMode::Unsplit);
+    if few && is_free { tall_rows / 2 } else { tall_rows }
+}
+
 fn item_tiles(plan: &Plan, item: &WorkItem) -> u64 {
     (item.kv_end_tokens - item.kv_begin_tokens).div_ceil(plan.target().tile_tokens) as u64
 }
@@ -197,7 +207,7 @@ fn check_balance(plan: &Plan, requests: &[Request]) {
     let mut has_tall = false;
     for &request in requests {
         let packed_rows = request.0 * config.group();
-        let tile_rows = if target.tall_rows > 0 && packed_rows > 16 { target.tall_rows } else { 16 };
+        let tile_rows = if target.tall_rows > 0 && packed_rows > 16 { tall_rows_of_batch(plan, requests) } else { 16 };
         for row in (0..packed_rows).step_by(tile_rows as usize) {
             let rows = tile_rows.min(packed_rows - row);
             let keys = keys_of_rows(config, request, row..row + rows);
