@@ -34,17 +34,10 @@ impl OnlineSoftmax {
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub unsafe fn update(&mut self, half: usize, logits: [f32; 4]) -> ([f32; 4], f32) {
         let [a, b, c, d] = logits;
-        let mut largest = math::maximum(math::maximum(a, b), math::maximum(c, d));
+        let largest = math::maximum(math::maximum(a, b), math::maximum(c, d));
         // SAFETY: the caller's contract is this function's own.
-        unsafe {
-            largest = math::maximum(largest, warp::shuffle_xor_f32(largest, 1));
-            largest = math::maximum(largest, warp::shuffle_xor_f32(largest, 2));
-        }
-        let maximum = math::maximum(self.maximum[half], largest);
-        let origin = if maximum == f32::NEG_INFINITY { 0.0 } else { maximum };
-        let shrink = math::exp2(self.maximum[half] - origin);
+        let (origin, shrink) = unsafe { self.raise(half, largest, 1.0) };
         let weights = [math::exp2(a - origin), math::exp2(b - origin), math::exp2(c - origin), math::exp2(d - origin)];
-        self.maximum[half] = maximum;
         let [a, b, c, d] = weights;
         self.sum[half] = math::multiply_add(self.sum[half], shrink, (a + b) + (c + d));
         (weights, shrink)
@@ -66,14 +59,8 @@ impl OnlineSoftmax {
                 largest = math::maximum(largest, math::maximum(logits[n][2 * half], logits[n][2 * half + 1]));
             });
             // SAFETY: the caller's contract is this function's own.
-            unsafe {
-                largest = math::maximum(largest, warp::shuffle_xor_f32(largest, 1));
-                largest = math::maximum(largest, warp::shuffle_xor_f32(largest, 2));
-            }
-            let maximum = math::maximum(self.maximum[half], largest * factor);
-            let origin = if maximum == f32::NEG_INFINITY { 0.0 } else { maximum };
-            shrink[half] = math::exp2(self.maximum[half] - origin);
-            self.maximum[half] = maximum;
+            let (origin, factor_before) = unsafe { self.raise(half, largest, factor) };
+            shrink[half] = factor_before;
             let mut sum = 0.0;
             unroll::<N>(|n| {
                 unroll::<2>(|i| {
@@ -85,6 +72,23 @@ impl OnlineSoftmax {
             self.sum[half] = math::multiply_add(self.sum[half], shrink[half], sum);
         });
         shrink
+    }
+
+    /// Takes `factor` times the largest of a lane's numbers into a row's maximum; returns what to subtract from logits, and
+    /// the factor for what came before.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    unsafe fn raise(&mut self, half: usize, mut largest: f32, factor: f32) -> (f32, f32) {
+        // SAFETY: the caller has the warp's lanes together.
+        unsafe {
+            largest = math::maximum(largest, warp::shuffle_xor_f32(largest, 1));
+            largest = math::maximum(largest, warp::shuffle_xor_f32(largest, 2));
+        }
+        let maximum = math::maximum(self.maximum[half], largest * factor);
+        let origin = if maximum == f32::NEG_INFINITY { 0.0 } else { maximum };
+        let shrink = math::exp2(self.maximum[half] - origin);
+        self.maximum[half] = maximum;
+        (origin, shrink)
     }
 
     /// Adds the four lanes' parts of each row's sum.

@@ -13,7 +13,7 @@ use crate::abi::parameters::AttendParameters;
 
 /// The next tile whose addresses are to be worked out.
 #[derive(Clone, Copy)]
-pub(super) struct Ahead {
+struct Ahead {
     /// Its item and head; [`NONE`] if there is none.
     item: u32,
     head: u32,
@@ -100,9 +100,7 @@ impl Ahead {
         if next.token >= self.kv_end {
             // SAFETY: the queue of this block, by the kernel's contract.
             unsafe {
-                let mut at = Queue::read(p).tall();
-                (at.item, at.head) = (self.item, self.head);
-                at.advance();
+                let at = Queue::after_tall(p, self.item, self.head);
                 next.item = NONE;
                 if at.has_work() {
                     next = Ahead { ready_rows, ..Ahead::first_of(p, at) };

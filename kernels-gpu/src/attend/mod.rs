@@ -87,6 +87,21 @@ impl Queue {
     fn tall(&self) -> Cursor {
         Cursor { item_end: self.short_begin, ..self.all }
     }
+
+    /// The place after a tall item and one of its heads; the queue is read for it, as there are no registers to keep it.
+    #[inline(always)]
+    unsafe fn after_tall(p: &AttendParameters, item: u32, head: u32) -> Cursor {
+        // SAFETY: the kernel's contract.
+        let mut at = Cursor { item, head, ..unsafe { Queue::read(p).tall() } };
+        at.advance();
+        at
+    }
+}
+
+/// Two neighbouring tiles of 8 columns of weights as `mma`'s A.
+#[inline(always)]
+fn operand<E: Element>([left, right]: [[f32; 4]; 2]) -> [u32; 4] {
+    [E::pack(left[0], left[1]), E::pack(left[2], left[3]), E::pack(right[0], right[1]), E::pack(right[2], right[3])]
 }
 
 /// What an accumulator's four values of two rows become.

@@ -32,6 +32,8 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Shape<HEAD_DIM, HOPPER> {
     pub const RESIDENT_QUERIES: bool = HEAD_DIM <= if HOPPER { 224 } else { 160 };
     /// Whether tall items are computed by `wgmma`: rows that are whole panels.
     pub const HAS_WARPGROUPS: bool = HOPPER && HEAD_DIM.is_multiple_of(64) && HEAD_DIM <= 256;
+    /// Rows of a tall item that the block's warps take in one block each.
+    pub const TALL_BLOCK_ROWS: u32 = ATTEND_TILE_ROWS * Self::TILE.warps();
     /// Warps that a tall item's rows keep together.
     pub const WARPS_TOGETHER: u32 = if Self::HAS_WARPGROUPS { 4 } else { 1 };
     /// Keys whose scores a warp has at once, in a tall item: 16 registers for a block of rows, or 32.

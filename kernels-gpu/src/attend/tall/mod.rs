@@ -61,26 +61,18 @@ pub(super) unsafe fn walk<
         let mut pipeline = Pipeline::<HEAD_DIM, HOPPER>::begin(p, at);
         start_queries::<HEAD_DIM, HOPPER>(p, at);
         while at.has_work() {
-            let pieces =
-                if tile.tall_blocks(V::IS_LIGHT) == 2 && Work::read(p, at).rows > ATTEND_TILE_ROWS * tile.warps() {
-                    item::<E, V, HEAD_DIM, HOPPER, STEPS, 2>(p, variant, &mut pipeline, at.item, at.head)
-                } else {
-                    item::<E, V, HEAD_DIM, HOPPER, STEPS, 1>(p, variant, &mut pipeline, at.item, at.head)
-                };
+            let pieces = if tile.tall_blocks(V::IS_LIGHT) == 2
+                && Work::read(p, at).rows > Shape::<HEAD_DIM, HOPPER>::TALL_BLOCK_ROWS
+            {
+                item::<E, V, HEAD_DIM, HOPPER, STEPS, 2>(p, variant, &mut pipeline, at)
+            } else {
+                item::<E, V, HEAD_DIM, HOPPER, STEPS, 1>(p, variant, &mut pipeline, at)
+            };
             split |= pieces > 1;
-            at = after(p, at.item, at.head);
+            at = Queue::after_tall(p, at.item, at.head);
         }
     }
     split
-}
-
-/// The place after an item and head in the block's queue.
-#[inline(always)]
-unsafe fn after(p: &AttendParameters, item: u32, head: u32) -> Cursor {
-    // SAFETY: the kernel's contract.
-    let mut at = Cursor { item, head, ..unsafe { Queue::read(p).tall() } };
-    at.advance();
-    at
 }
 
 /// One item, whose rows are up to `BLOCKS` blocks a warp; returns its pieces. At the end the query rows of the item
@@ -97,20 +89,19 @@ unsafe fn item<
     p: &AttendParameters,
     variant: V,
     pipeline: &mut Pipeline<HEAD_DIM, HOPPER>,
-    item: u32,
-    head: u32,
+    at: Cursor,
 ) -> u32 {
     let tile = Shape::<HEAD_DIM, HOPPER>::TILE;
-    let at = Cursor { item, item_end: 0, head, head_begin: 0, head_end: 0 };
     // What follows from the thread is this item's, not kept from the kernel's start.
     let thread = anew(thread::thread_idx_x());
     let (warp, lane) = (thread / 32, thread % 32);
     let (row, quad) = (lane / 4, lane % 4);
     // The first row of each of the warp's blocks, and of the warps that keep together.
-    let block_row = |block: usize| ATTEND_TILE_ROWS * (warp + block as u32 * tile.warps());
+    let block_rows = Shape::<HEAD_DIM, HOPPER>::TALL_BLOCK_ROWS;
+    let block_row = |block: usize| ATTEND_TILE_ROWS * warp + block as u32 * block_rows;
     let together = Shape::<HEAD_DIM, HOPPER>::WARPS_TOGETHER;
     let first_row = ATTEND_TILE_ROWS * (warp / together * together);
-    let last_block = first_row + (BLOCKS as u32 - 1) * ATTEND_TILE_ROWS * tile.warps();
+    let last_block = first_row + (BLOCKS as u32 - 1) * block_rows;
     let step_tokens = Shape::<HEAD_DIM, HOPPER>::STEP_TOKENS;
 
     // SAFETY: the kernel's contract.
@@ -182,7 +173,7 @@ unsafe fn item<
 
         sync_threads();
         let work = Work::read_again(p, at);
-        start_queries::<HEAD_DIM, HOPPER>(p, after(p, item, head));
+        start_queries::<HEAD_DIM, HOPPER>(p, Queue::after_tall(p, at.item, at.head));
         if first_row < work.rows {
             unroll::<BLOCKS>(|block| {
                 softmax[block].finish();
@@ -225,7 +216,7 @@ struct Step<'a, V: Variant, const HEAD_DIM: u32, const HOPPER: bool> {
 
 impl<V: Variant, const HEAD_DIM: u32, const HOPPER: bool> Step<'_, V, HEAD_DIM, HOPPER> {
     /// From a block of the warp's rows to the next.
-    const BLOCK_ROWS: u32 = ATTEND_TILE_ROWS * Shape::<HEAD_DIM, HOPPER>::TILE.warps();
+    const BLOCK_ROWS: u32 = Shape::<HEAD_DIM, HOPPER>::TALL_BLOCK_ROWS;
 
     /// Turns a block's logits into weights, and shrinks what its rows have so far.
     #[inline(always)]
@@ -251,7 +242,8 @@ impl<V: Variant, const HEAD_DIM: u32, const HOPPER: bool> Step<'_, V, HEAD_DIM, 
         }
     }
 
-    /// Turns the scores of the block from `block_row` on into logits but for the variant's factor, -inf for keys that a row does not see.
+    /// Turns the scores of the block from `block_row` on into logits but for the variant's factor, -inf for keys that a
+    /// row does not see.
     #[inline(always)]
     unsafe fn to_logits<const COLUMNS: usize>(&self, block_row: u32, scores: &mut [[f32; 4]; COLUMNS]) {
         // What follows from the row is worked out anew: only few steps hide keys, and a heavy variant's rows take more
@@ -302,12 +294,12 @@ unsafe fn start_queries<const HEAD_DIM: u32, const HOPPER: bool>(p: &AttendParam
         // SAFETY: the kernel's contract; the rows before were read before the last barrier.
         unsafe {
             // All blocks that are read, rows past the item's being zeros.
-            let shape = Shape::<HEAD_DIM, HOPPER>::TILE;
+            let block_rows = Shape::<HEAD_DIM, HOPPER>::TALL_BLOCK_ROWS;
             let rows = Work::read_again(p, at).rows;
-            let filled = if rows <= ATTEND_TILE_ROWS * shape.warps() {
+            let filled = if rows <= block_rows {
                 rows.next_multiple_of(ATTEND_TILE_ROWS * Shape::<HEAD_DIM, HOPPER>::WARPS_TOGETHER)
             } else {
-                2 * ATTEND_TILE_ROWS * shape.warps()
+                2 * block_rows
             };
             let room = Room::<HEAD_DIM, HOPPER>::new();
             if Shape::<HEAD_DIM, HOPPER>::HAS_WARPGROUPS {

@@ -5,6 +5,7 @@
 use simt::tensor::{Element, load_matrix_x4, load_matrix_x4_transposed};
 
 use super::{Columns, Step};
+use crate::attend::operand;
 use crate::attend::shape::Room;
 use crate::softmax::OnlineSoftmax;
 use crate::tile::{SharedTile, unroll};
@@ -81,13 +82,7 @@ unsafe fn add_values<E: Element, const HEAD_DIM: u32, const STEPS: usize, const 
     unroll::<{ COLUMNS / 2 }>(|k| {
         let mut a = [[0; 4]; BLOCKS];
         unroll::<BLOCKS>(|block| {
-            let (left, right) = (weights[block][2 * k], weights[block][2 * k + 1]);
-            a[block] = [
-                E::pack(left[0], left[1]),
-                E::pack(left[2], left[3]),
-                E::pack(right[0], right[1]),
-                E::pack(right[2], right[3]),
-            ];
+            a[block] = operand::<E>([weights[block][2 * k], weights[block][2 * k + 1]]);
         });
         unroll::<STEPS>(|n| {
             // SAFETY: the warp's lanes are together, and the rows are there.

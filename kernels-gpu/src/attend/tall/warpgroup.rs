@@ -7,6 +7,7 @@ use simt::wgmma::{self, Descriptor, MnMajor};
 
 use super::{Columns, Step};
 use crate::attend::ahead::{FEW_ROUNDS_AT_ONCE, Pipeline};
+use crate::attend::operand;
 use crate::attend::shape::{Room, Shape};
 use crate::softmax::OnlineSoftmax;
 use crate::tile::unroll;
@@ -83,9 +84,7 @@ impl<V: Variant, const HEAD_DIM: u32, const HOPPER: bool> Step<'_, V, HEAD_DIM, 
             unroll::<BLOCKS>(|block| finish::<HEAD_DIM, STEPS>(block == 0, &mut outputs[block]));
         }
     }
-}
 
-impl<V: Variant, const HEAD_DIM: u32, const HOPPER: bool> Step<'_, V, HEAD_DIM, HOPPER> {
     /// Makes weights of a block's scores, and starts their products with the values.
     #[inline(always)]
     unsafe fn take_scores<E: Element, const STEPS: usize>(
@@ -135,13 +134,7 @@ unsafe fn add_values<E: Element, const HEAD_DIM: u32, const STEPS: usize>(
 ) {
     let mut a = [[0; 4]; COLUMNS / 2];
     unroll::<{ COLUMNS / 2 }>(|k| {
-        let (left, right) = (weights[2 * k], weights[2 * k + 1]);
-        a[k] = [
-            E::pack(left[0], left[1]),
-            E::pack(left[2], left[3]),
-            E::pack(right[0], right[1]),
-            E::pack(right[2], right[3]),
-        ];
+        a[k] = operand::<E>([weights[2 * k], weights[2 * k + 1]]);
         wgmma::pin(&mut a[k]);
     });
     // SAFETY: the warpgroup's threads are together, and the rows are there.
