@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kernels_gpu::abi::manifest::LaunchBounds;
+use kernels_gpu::abi::parameters::CacheMaps;
 
 /// A parsed module.
 pub struct Module {
@@ -96,8 +97,19 @@ fn with_bounds(entry: &str, launch: &LaunchBounds) -> Result<String, String> {
     if !signature.ends_with(')') {
         return Err(format!("an .entry with directives of its own: {signature}"));
     }
+    let signature = with_aligned_maps(signature);
     let LaunchBounds { threads, blocks_per_multiprocessor, .. } = launch;
     Ok(format!("{signature}\n.maxntid {threads}, 1, 1\n.minnctapersm {blocks_per_multiprocessor}\n{}", &entry[body..]))
+}
+
+/// Aligns tensor maps, which the hardware reads in place, to their 64 bytes: rustc knows no parameter of more than 16.
+fn with_aligned_maps(signature: &str) -> String {
+    let size = format!("[{}]", size_of::<CacheMaps>());
+    let line = |line: &str| match line.trim_end_matches(',').ends_with(&size) {
+        true => line.replace(".align 8 ", ".align 64 "),
+        false => line.to_owned(),
+    };
+    signature.lines().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// Drops `//` comments, trailing blanks and empty lines. LLVM writes no other comments and, without debug
@@ -243,6 +255,22 @@ mod tests {
         ] {
             assert_eq!(item_name(item), Some(name), "{item}");
         }
+    }
+
+    #[test]
+    fn tensor_maps_are_aligned() {
+        let entry = "\
+.visible .entry third(
+\t.param .align 8 .b8 third_param_0[240],
+\t.param .align 8 .b8 third_param_2[256]
+)
+{
+\tret;
+}
+";
+        let module = Module::parse(&format!("{TEXT}{entry}")).unwrap();
+        let third = module.kernel("third", &BOUNDS).unwrap();
+        assert!(third.contains(".align 8 .b8 third_param_0[240],\n\t.param .align 64 .b8 third_param_2[256]\n)"));
     }
 
     #[test]

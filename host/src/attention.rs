@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::parameters::AttendParameters;
 use kernels_gpu::abi::plan::{PlanHeader, WorkItem};
-use kernels_gpu::abi::tile::Teams;
 use kernels_gpu::variant::ModifiedParameters;
 
 use crate::Error;
@@ -24,11 +23,15 @@ use crate::custom::{Custom, CustomParameters};
 use crate::device::{Device, Executor, Stream};
 use crate::inputs::VariantInputs;
 use crate::page_table::{PageTable, QueryLengths};
-use crate::plan::{Limits, Plan, Planner, SplitMode};
+use crate::plan::{Limits, Plan, SplitMode};
 use crate::tensor::{ABSENT, AnyLse, ArgumentError, PageIndices, PagedCache, Rows, address, is_dtype, matches};
 use crate::workspace::WorkspaceLayout;
 
 mod check;
+mod path;
+
+pub use path::Kernel;
+use path::{Look, Path, Prefill};
 
 /// Attention of one shape over a paged cache, on one device.
 #[derive(Debug)]
@@ -39,11 +42,15 @@ pub struct Attention {
     config: AttentionConfig,
     group: Divisor,
     page_size: Divisor,
-    teams: Teams,
-    team_blocks: Divisor,
-    planner: Planner,
+    attend: Path,
+    /// Where there is such a kernel.
+    prefill: Option<Prefill>,
+    /// The kernel for all batches, or whichever suits each.
+    kernel: Option<Kernel>,
     custom: Option<Custom>,
     graphs: bool,
+    /// Of the latest plan, by either planner.
+    epoch: u64,
     planned: Option<Planned>,
     #[cfg(feature = "cuda")]
     gpu: Option<gpu::Gpu>,
@@ -93,6 +100,16 @@ pub struct Planned {
     id: PlanId,
     workspace: u64,
     header: PlanHeader,
+    /// The kernel it is for, and which of its paths.
+    kernel: Kernel,
+    many: bool,
+}
+
+impl Planned {
+    /// The kernel that the plan is for.
+    pub fn kernel(&self) -> Kernel {
+        self.kernel
+    }
 }
 
 /// What one layer's call needs besides the plan.
@@ -161,15 +178,22 @@ impl Attention {
     ) -> Result<Attention, Error> {
         config.validate()?;
         let custom = Custom::find(device, &config)?;
-        let target = device.target(&config);
-        let planner = Planner::new(config, target, mode, limits)?;
-        let teams = target.teams(config.kv_heads);
+        let attend = Path::new(config, device.target(&config), mode, limits)?;
+        let prefill = match device.prefill_multiprocessors() {
+            Some(multiprocessors) => Prefill::new(config, multiprocessors, mode, limits)?,
+            None => None,
+        };
         let divisor = |field, value| Divisor::new(value).ok_or(ConfigError::Zero { field });
         #[cfg(feature = "cuda")]
         if graphs && let Some(cuda) = device.as_cuda() {
             // A module cannot be loaded while a stream is captured.
             cuda.function(format_args!("{}", check::SYMBOL))?;
         }
+        #[cfg(feature = "cuda")]
+        let image_bytes = {
+            let of_prefill = prefill.iter().flat_map(|prefill| prefill.paths());
+            of_prefill.chain([&attend]).map(|path| path.layout().image_bytes).max().unwrap_or(0)
+        };
         static ATTENTIONS: AtomicU64 = AtomicU64::new(0);
         Ok(Attention {
             number: ATTENTIONS.fetch_add(1, Ordering::Relaxed),
@@ -177,13 +201,14 @@ impl Attention {
             config,
             group: divisor("query_heads / kv_heads", config.group())?,
             page_size: divisor("page_size_tokens", config.page_size_tokens)?,
-            teams,
-            team_blocks: divisor("team blocks", teams.blocks)?,
             #[cfg(feature = "cuda")]
-            gpu: gpu::Gpu::new(device, &config, planner.workspace_size())?,
-            planner,
+            gpu: gpu::Gpu::new(device, &config, prefill.is_some(), image_bytes)?,
+            attend,
+            prefill,
+            kernel: graphs.then_some(Kernel::Attend),
             custom,
             graphs,
+            epoch: 0,
             planned: None,
         })
     }
@@ -193,19 +218,46 @@ impl Attention {
         &self.config
     }
 
-    /// How the workspace is divided.
+    /// The same with one kernel for all batches. Else each batch has the one that suits it, and graphs have
+    /// [`Kernel::Attend`].
+    ///
+    /// # Errors
+    /// Refuses a kernel that there is not for the device, the attention or its split mode.
+    pub fn with_kernel(self, kernel: Kernel) -> Result<Attention, Error> {
+        if kernel == Kernel::Prefill && self.prefill.is_none() {
+            let (head_dim, page_size_tokens) = (self.config.head_dim, self.config.page_size_tokens);
+            return Err(ArgumentError::NoPrefillKernel { head_dim, page_size_tokens }.into());
+        }
+        Ok(Attention { kernel: Some(kernel), ..self })
+    }
+
+    /// How the workspace is divided for plans of the attend kernel.
     pub fn workspace_layout(&self) -> WorkspaceLayout {
-        self.planner.workspace_size()
+        self.attend.layout()
     }
 
     /// Bytes of workspace that every plan within the limits fits in.
     pub fn workspace_bytes(&self) -> u64 {
-        self.planner.workspace_size().total_bytes
+        self.paths().map(|path| path.layout().total_bytes).max().unwrap_or(0)
     }
 
     /// The latest plan, for [`Plan::explain`] and drawings.
     pub fn latest_plan(&self) -> Option<&Plan> {
-        self.planner.latest()
+        self.path(self.planned.as_ref()?).planner.latest()
+    }
+
+    /// The paths that batches may take.
+    fn paths(&self) -> impl Iterator<Item = &Path> {
+        let attend = (self.kernel != Some(Kernel::Prefill)).then_some(&self.attend);
+        let prefill = self.prefill.as_ref().filter(|_| self.kernel != Some(Kernel::Attend));
+        attend.into_iter().chain(prefill.into_iter().flat_map(|prefill| prefill.paths()))
+    }
+
+    fn path(&self, planned: &Planned) -> &Path {
+        match (planned.kernel, &self.prefill) {
+            (Kernel::Prefill, Some(prefill)) => prefill.path(planned.many),
+            _ => &self.attend,
+        }
     }
 
     /// Plans a batch and uploads the plan with one copy on `stream`. Earlier receipts become stale. Not to be called
@@ -217,8 +269,9 @@ impl Attention {
         workspace: &mut Workspace,
         stream: Stream,
     ) -> Result<Planned, Error> {
-        let layout = self.planner.workspace_size();
-        layout.check(workspace.address, workspace.bytes)?;
+        for path in self.paths() {
+            path.layout().check(workspace.address, workspace.bytes)?;
+        }
         #[cfg(feature = "cuda")]
         if let Some(cuda) = self.device.as_cuda() {
             cuda.context().bind()?;
@@ -230,7 +283,22 @@ impl Attention {
         }
         self.planned = None;
         workspace.holds = None;
-        let plan = self.planner.plan(table, queries)?;
+        queries.check_requests(table.requests())?;
+        let group = self.config.group();
+        let limits = self.attend.planner.limits();
+        let look = self.prefill.as_ref().map_or(Look::default(), |prefill| match self.graphs {
+            true => prefill.look_at_limits(&limits, group),
+            false => prefill.look_at(table, queries, group),
+        });
+        let Look { suits, many } = look;
+        let kernel = self.kernel.unwrap_or(if suits { Kernel::Prefill } else { Kernel::Attend });
+        let planner = match (kernel, &mut self.prefill) {
+            (Kernel::Prefill, Some(prefill)) => &mut prefill.path_mut(many).planner,
+            _ => &mut self.attend.planner,
+        };
+        planner.count_on_from(self.epoch);
+        let plan = planner.plan(table, queries)?;
+        self.epoch = plan.epoch();
         match &*self.device.0 {
             #[cfg(feature = "cpu")]
             Executor::Cpu => {
@@ -255,6 +323,8 @@ impl Attention {
             id: PlanId { attention: self.number, epoch: plan.epoch() },
             workspace: workspace.address,
             header: plan.header(),
+            kernel,
+            many,
         };
         self.planned = Some(planned);
         workspace.holds = Some(planned.id);
@@ -283,7 +353,7 @@ impl Attention {
                 let _ = stream;
                 #[cfg(feature = "emulator")]
                 if let Some((kernel, own)) = self.emulated(arguments) {
-                    let (blocks, config) = (self.teams.teams * self.teams.blocks, config_parameters(&variant));
+                    let (blocks, config) = (self.attend.blocks(), config_parameters(&variant));
                     // SAFETY: the addresses are live host memory, by this function's contract and the checks above.
                     return unsafe { self.device.1.launch(kernel, blocks, &parameters, &config, own) };
                 }
@@ -314,7 +384,11 @@ impl Attention {
                 match &self.gpu {
                     // SAFETY: the addresses are live memory of the device, by this function's contract.
                     Some(gpu) if planned.header.items != 0 || self.graphs => unsafe {
-                        let blocks = self.teams.teams * self.teams.blocks;
+                        let blocks = self.path(planned).blocks();
+                        if planned.kernel == Kernel::Prefill {
+                            let maps = arguments.cache.maps(&self.config, parameters.box_tokens)?;
+                            return gpu.run_prefill(cuda, blocks, &parameters, &variant, &maps, stream);
+                        }
                         gpu.run(cuda, blocks, &parameters, &variant, arguments.variant.custom.as_ref(), stream)
                     },
                     _ => Ok(()),
@@ -332,13 +406,14 @@ impl Attention {
             custom.check(own)?;
         }
         // What is captured into a graph must do for every batch within the limits.
-        let limits = self.planner.limits();
+        let path = self.path(planned);
+        let limits = path.planner.limits();
         let (requests, mask_bytes) = match self.config.mask {
             _ if !self.graphs => (planned.requests, planned.mask_bytes),
             None => (limits.max_requests as u64, 0),
             Some(form) => (limits.max_requests as u64, limits.mask_bytes(form)),
         };
-        let mask_requests = workspace.address + self.planner.workspace_size().mask_requests_offset_bytes;
+        let mask_requests = workspace.address + path.layout().mask_requests_offset_bytes;
         Ok(arguments.variant.parameters(&self.config, requests, mask_bytes, mask_requests)?)
     }
 
@@ -373,7 +448,7 @@ impl Attention {
         {
             is_dtype(tensor, dtype, config.dtype)?;
         }
-        let tokens = if self.graphs { self.planner.limits().max_query_tokens as u64 } else { planned.query_tokens };
+        let tokens = if self.graphs { self.attend.planner.limits().max_query_tokens as u64 } else { planned.query_tokens };
         let (k, v) = cache.views(config)?;
         let page_ids = planned.page_index_len;
         if page_indices.len < page_ids {
@@ -383,7 +458,12 @@ impl Attention {
             Some(lse) => lse.view(tokens, config.query_heads)?,
             None => (ABSENT, 1.0),
         };
-        let layout = self.planner.workspace_size();
+        let path = self.path(planned);
+        let layout = path.layout();
+        let box_tokens = match (&self.prefill, planned.kernel) {
+            (Some(prefill), Kernel::Prefill) => prefill.box_tokens,
+            _ => 0,
+        };
         Ok(AttendParameters {
             queue_begin: workspace.address + layout.queue_begin_offset_bytes,
             items: workspace.address + layout.items_offset_bytes,
@@ -398,12 +478,12 @@ impl Attention {
             v,
             page_size: self.page_size,
             group: self.group,
-            team_blocks: self.team_blocks,
-            heads_per_block: self.teams.heads_per_block,
+            team_blocks: path.team_blocks,
+            heads_per_block: path.teams.heads_per_block,
             kv_heads: config.kv_heads,
             causal: config.causal as u32,
             lse_scale,
-            padding: 0,
+            box_tokens,
         })
     }
 }
@@ -414,13 +494,13 @@ const _: () = assert!(size_of::<WorkItem>().is_multiple_of(16));
 /// The GPU's half of an attention: its kernels and its staging ring.
 #[cfg(feature = "cuda")]
 mod gpu {
-    use kernels_gpu::abi::parameters::AttendParameters;
+    use kernels_gpu::abi::parameters::{AttendParameters, CacheMaps};
     use kernels_gpu::variant::{ModifiedParameters, StandardParameters};
 
     use crate::custom::{CustomParameters, config_parameters};
     use crate::driver::{Event, Function, PinnedMemory, Stream};
     use crate::launch::Cuda;
-    use crate::{Error, config::AttentionConfig, device::Device, workspace::WorkspaceLayout};
+    use crate::{Error, config::AttentionConfig, device::Device};
 
     /// Uploads that may be on their way at once.
     const STAGING_BUFFERS: usize = 8;
@@ -428,6 +508,7 @@ mod gpu {
     #[derive(Debug)]
     pub struct Gpu {
         attend: Function,
+        prefill: Option<Function>,
         /// Whether the kernel is plain attention's.
         is_plain: bool,
         staging: Vec<Staging>,
@@ -442,17 +523,25 @@ mod gpu {
     }
 
     impl Gpu {
-        pub fn new(device: &Device, config: &AttentionConfig, layout: WorkspaceLayout) -> Result<Option<Gpu>, Error> {
+        /// Loads the kernels, and makes room to stage plan images of up to `image_bytes`.
+        pub fn new(
+            device: &Device,
+            config: &AttentionConfig,
+            has_prefill: bool,
+            image_bytes: u64,
+        ) -> Result<Option<Gpu>, Error> {
             let Some(cuda) = device.as_cuda() else { return Ok(None) };
             let attend = cuda.function(format_args!("{}", config.attend_symbol()))?;
+            let prefill = has_prefill.then(|| cuda.function(format_args!("{}", config.prefill_symbol())));
+            let prefill = prefill.transpose()?;
             cuda.context().bind()?;
             let staging = (0..STAGING_BUFFERS)
                 .map(|_| {
-                    let memory = PinnedMemory::new(layout.image_bytes as usize)?;
+                    let memory = PinnedMemory::new(image_bytes as usize)?;
                     Ok(Staging { memory, uploaded: Event::new()?, used: false })
                 })
                 .collect::<Result<_, Error>>()?;
-            Ok(Some(Gpu { attend, is_plain: config.is_plain(), staging, next: 0 }))
+            Ok(Some(Gpu { attend, prefill, is_plain: config.is_plain(), staging, next: 0 }))
         }
 
         pub fn upload(&mut self, workspace: u64, image: &[u8], stream: Stream) -> Result<(), Error> {
@@ -469,6 +558,29 @@ mod gpu {
             staging.uploaded.record(stream)?;
             staging.used = true;
             Ok(())
+        }
+
+        /// # Safety
+        /// The parameters describe live memory of the device; the attention has a prefill kernel.
+        pub unsafe fn run_prefill(
+            &self,
+            cuda: &Cuda,
+            blocks: u32,
+            parameters: &AttendParameters,
+            variant: &ModifiedParameters,
+            maps: &CacheMaps,
+            stream: Stream,
+        ) -> Result<(), Error> {
+            let Some(kernel) = &self.prefill else { return Ok(()) };
+            // SAFETY: the caller's contract is the kernel's own.
+            unsafe {
+                if self.is_plain {
+                    let plain = StandardParameters { scale_log2: variant.scale };
+                    cuda.launch_three(kernel, stream, blocks, (parameters, &plain, maps))
+                } else {
+                    cuda.launch_three(kernel, stream, blocks, (parameters, variant, maps))
+                }
+            }
         }
 
         /// # Safety

@@ -233,6 +233,12 @@ impl AttentionConfig {
         format!("attend_{variant}{}_d{}", self.dtype, self.head_dim)
     }
 
+    /// The prefill kernel's, where there is one.
+    pub(crate) fn prefill_symbol(&self) -> String {
+        let variant = if self.is_plain() { "" } else { "modified_" };
+        format!("prefill_{variant}{}_d{}", self.dtype, self.head_dim)
+    }
+
     /// Refuses what no kernel does.
     pub fn validate(&self) -> Result<(), ConfigError> {
         for (field, value) in [

@@ -129,6 +129,16 @@ impl Device {
         }
     }
 
+    /// Multiprocessors, where prefill kernels run.
+    pub(crate) fn prefill_multiprocessors(&self) -> Option<u32> {
+        match &*self.0 {
+            #[cfg(feature = "cpu")]
+            Executor::Cpu => None,
+            #[cfg(feature = "cuda")]
+            Executor::Cuda(cuda) => (cuda.family() == Family::Sm90a).then(|| cuda.properties().multiprocessors),
+        }
+    }
+
     /// Waits until everything launched on the device is done.
     pub fn synchronize(&self) -> Result<(), Error> {
         match &*self.0 {

@@ -43,7 +43,7 @@ pub mod variant;
 pub mod workspace;
 
 #[cfg(any(feature = "cpu", feature = "cuda"))]
-pub use attention::{Attention, Planned, Run, Workspace};
+pub use attention::{Attention, Kernel, Planned, Run, Workspace};
 pub use config::{AttentionConfig, ConfigError, DType, MaskForm};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use custom::{CustomParameters, CustomVariantError};

@@ -7,6 +7,8 @@
 
 use std::marker::PhantomData;
 
+#[cfg(feature = "cuda")]
+use kernels_gpu::abi::parameters::CacheMaps;
 use kernels_gpu::abi::parameters::{CacheView, RowsView};
 
 use crate::config::{AttentionConfig, DType};
@@ -84,6 +86,27 @@ pub enum ArgumentError {
         got: u64,
         /// The largest value supported.
         supported: u64,
+    },
+    /// A cache that the prefill kernel cannot copy from.
+    #[error("{tensor}'s {field} is {got} bytes; the prefill kernel needs a multiple of 16 from 16 to below 2^40")]
+    Unmappable {
+        /// Which tensor.
+        tensor: &'static str,
+        /// Which of its fields.
+        field: &'static str,
+        /// The value found.
+        got: i64,
+    },
+    /// The prefill kernel was asked for where there is none.
+    #[error(
+        "no prefill kernel for head_dim {head_dim} and page_size_tokens {page_size_tokens} here; it needs a Hopper GPU, \
+         head_dim 64, 128 or 256, pages of a multiple of 8 tokens, no custom variant, and SplitMode::Balanced or Unsplit"
+    )]
+    NoPrefillKernel {
+        /// The attention's.
+        head_dim: u32,
+        /// The attention's.
+        page_size_tokens: u32,
     },
     /// Run without a plan.
     #[error("run was called before plan")]
@@ -312,6 +335,39 @@ impl PagedCache {
     pub(crate) fn views(&self, config: &AttentionConfig) -> Result<(CacheView, CacheView), ArgumentError> {
         matches("cache.v", "pages", self.v.pages, self.k.pages)?;
         Ok((self.k.view("cache.k", config)?, self.v.view("cache.v", config)?))
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl PagedCache {
+    /// The tensor maps by which the prefill kernel copies, boxes of `box_tokens` tokens.
+    pub(crate) fn maps(&self, config: &AttentionConfig, box_tokens: u32) -> Result<CacheMaps, crate::Error> {
+        let (k, v) = self.views(config)?;
+        Ok(CacheMaps { k: self.k.map("cache.k", &k, box_tokens)?, v: self.v.map("cache.v", &v, box_tokens)? })
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl CacheRows {
+    fn map(&self, tensor: &'static str, view: &CacheView, box_tokens: u32) -> Result<[u64; 16], crate::Error> {
+        // A stride that nothing steps by may be anything; the hardware looks at it all the same.
+        let stride = |field, got: i64, count: u64| match got {
+            _ if count <= 1 => Ok(self.head_dim as u64 * self.dtype.bytes() as u64),
+            16..0x100_0000_0000 if got % 16 == 0 => Ok(got as u64),
+            _ => Err(ArgumentError::Unmappable { tensor, field, got }),
+        };
+        let description = crate::driver::CacheMapDescription {
+            address: view.address,
+            dims: [self.head_dim as u64, self.page_size_tokens as u64, self.kv_heads as u64, self.pages.max(1)],
+            strides_bytes: [
+                stride("token_stride", view.token_stride_bytes, self.page_size_tokens as u64)?,
+                stride("head_stride", view.head_stride_bytes, self.kv_heads as u64)?,
+                stride("page_stride", view.page_stride_bytes, self.pages)?,
+            ],
+            box_tokens,
+            is_bf16: self.dtype == DType::Bf16,
+        };
+        Ok(description.encode()?)
     }
 }
 

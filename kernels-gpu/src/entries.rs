@@ -30,6 +30,14 @@ macro_rules! for_each_kernel {
                 attend_f16_d256 attend_modified_f16_d256: F16, 256, 16, 8;
                 attend_f16_d512 attend_modified_f16_d512: F16, 512, 32, 8;
             }
+            prefill {
+                prefill_bf16_d64 prefill_modified_bf16_d64: Bf16, 64, 16, 8, 4, 8;
+                prefill_bf16_d128 prefill_modified_bf16_d128: Bf16, 128, 16, 8, 8, 16;
+                prefill_bf16_d256 prefill_modified_bf16_d256: Bf16, 256, 8, 4, 16, 32;
+                prefill_f16_d64 prefill_modified_f16_d64: F16, 64, 16, 8, 4, 8;
+                prefill_f16_d128 prefill_modified_f16_d128: F16, 128, 16, 8, 8, 16;
+                prefill_f16_d256 prefill_modified_f16_d256: F16, 256, 8, 4, 16, 32;
+            }
             merge_states {
                 merge_states_f32: f32;
                 merge_states_bf16: Bf16;
@@ -66,13 +74,35 @@ mod device {
 
     use crate::abi::parameters::*;
     use crate::variant::{Modified, ModifiedParameters, Standard, StandardParameters};
+    #[cfg(target_feature = "sm_90a")]
+    use crate::attend::prefill::prefill;
     use crate::{append, attend, merge, rope, rope_append, stream, validate};
+
+    /// The address of a kernel's parameter: the hardware reads tensor maps where they are, and a reference would be to a
+    /// copy. The compiler calls parameter `i` of kernel `k` `k_param_i`.
+    #[cfg(target_feature = "sm_90a")]
+    macro_rules! parameter {
+        ($kernel:ident, $index:literal) => {{
+            let address: u64;
+            // SAFETY: takes an address.
+            unsafe {
+                core::arch::asm!(
+                    concat!("mov.b64 {0}, ", stringify!($kernel), "_param_", $index, "; cvta.param.u64 {0}, {0};"),
+                    out(reg64) address, options(pure, nomem, nostack, preserves_flags))
+            }
+            simt::global::Global::new(address)
+        }};
+    }
 
     const HOPPER: bool = cfg!(target_feature = "sm_90a");
 
     macro_rules! stamp {
         (
             attend { $($attend:ident $modified:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
+            prefill {
+                $($prefill:ident $prefill_modified:ident: $prefilled:ty, $wide:literal, $columns:literal, $depth:literal,
+                    $steps:literal, $tiles:literal;)*
+            }
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
             rope { $($rope:ident: $rotated:ty;)* }
@@ -89,6 +119,27 @@ mod device {
                 unsafe extern "ptx-kernel" fn $modified(p: AttendParameters, variant: ModifiedParameters) {
                     // SAFETY: the launcher passes what the body's contract asks for.
                     unsafe { attend::attend::<$element, Modified, $dim, HOPPER, $query, $output>(p, variant) }
+                }
+            )*
+            $(
+                #[cfg(target_feature = "sm_90a")]
+                #[unsafe(no_mangle)]
+                unsafe extern "ptx-kernel" fn $prefill(p: AttendParameters, variant: StandardParameters, _: CacheMaps) {
+                    let maps = parameter!($prefill, 2);
+                    // SAFETY: the launcher passes what the body's contract asks for.
+                    unsafe { prefill::<$prefilled, Standard, $wide, $columns, $depth, $steps, $tiles>(p, variant, maps) }
+                }
+
+                #[cfg(target_feature = "sm_90a")]
+                #[unsafe(no_mangle)]
+                unsafe extern "ptx-kernel" fn $prefill_modified(
+                    p: AttendParameters,
+                    variant: ModifiedParameters,
+                    _: CacheMaps,
+                ) {
+                    let maps = parameter!($prefill_modified, 2);
+                    // SAFETY: the launcher passes what the body's contract asks for.
+                    unsafe { prefill::<$prefilled, Modified, $wide, $columns, $depth, $steps, $tiles>(p, variant, maps) }
                 }
             )*
             $(
@@ -164,7 +215,9 @@ mod host {
     use crate::abi::{
         manifest::{KernelEntry, LaunchBounds},
         parameters::{CHECK_SHARED_BYTES, CHECK_THREADS},
-        tile::{APPEND_THREADS, AttendTile, Family, MERGE_THREADS, ROPE_THREADS, STREAM_THREADS},
+        tile::{
+            APPEND_THREADS, AttendTile, Family, MERGE_THREADS, PREFILL_THREADS, PrefillTile, ROPE_THREADS, STREAM_THREADS,
+        },
     };
 
     pub(crate) fn attend_bounds(head_dim: u32, family: Family) -> Option<LaunchBounds> {
@@ -173,6 +226,17 @@ mod host {
             blocks_per_multiprocessor: tile.blocks_per_multiprocessor,
             shared_bytes: tile.shared_bytes(),
         })
+    }
+
+    fn prefill_bounds(head_dim: u32, family: Family) -> Option<LaunchBounds> {
+        match family {
+            Family::Sm80 => None,
+            Family::Sm90a => PrefillTile::new(head_dim).map(|tile| LaunchBounds {
+                threads: PREFILL_THREADS,
+                blocks_per_multiprocessor: 1,
+                shared_bytes: tile.shared_bytes(),
+            }),
+        }
     }
 
     fn merge_bounds(_: Family) -> Option<LaunchBounds> {
@@ -199,6 +263,10 @@ mod host {
     macro_rules! list {
         (
             attend { $($attend:ident $modified:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
+            prefill {
+                $($prefill:ident $prefill_modified:ident: $prefilled:ty, $wide:literal, $columns:literal, $depth:literal,
+                    $steps:literal, $tiles:literal;)*
+            }
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
             rope { $($rope:ident: $rotated:ty;)* }
@@ -208,6 +276,8 @@ mod host {
             pub const KERNELS: &[KernelEntry] = &[
                 $(KernelEntry { symbol: stringify!($attend), launch: |f| attend_bounds($dim, f), hot: true },)*
                 $(KernelEntry { symbol: stringify!($modified), launch: |f| attend_bounds($dim, f), hot: true },)*
+                $(KernelEntry { symbol: stringify!($prefill), launch: |f| prefill_bounds($wide, f), hot: true },)*
+                $(KernelEntry { symbol: stringify!($prefill_modified), launch: |f| prefill_bounds($wide, f), hot: true },)*
                 $(KernelEntry { symbol: stringify!($states), launch: merge_bounds, hot: true },)*
                 $(KernelEntry { symbol: stringify!($append), launch: append_bounds, hot: true },)*
                 $(KernelEntry { symbol: stringify!($rope), launch: rope_bounds, hot: true },)*
@@ -242,6 +312,10 @@ mod emulated {
         Attend(AttendParameters, StandardParameters),
         /// For `attend_modified_*`.
         AttendModified(AttendParameters, ModifiedParameters),
+        /// For `prefill_*`, with the address of its [`CacheMaps`].
+        Prefill(AttendParameters, StandardParameters, u64),
+        /// For `prefill_modified_*`.
+        PrefillModified(AttendParameters, ModifiedParameters, u64),
         /// For `merge_states_*`.
         MergeStates(MergeStatesParameters),
         /// For `append_*`.
@@ -280,9 +354,36 @@ mod emulated {
         unsafe { attend::attend::<E, V, HEAD_DIM, HOPPER, QUERY_STEPS, OUTPUT_STEPS>(p, variant) }
     }
 
+    /// A prefill kernel as a function of its own.
+    ///
+    /// # Safety
+    /// As [`attend::prefill::prefill`].
+    #[inline(never)]
+    unsafe fn prefill_alone<
+        E: Element + merge::Values,
+        V: Variant,
+        const HEAD_DIM: u32,
+        const COLUMNS: usize,
+        const DEPTH: usize,
+        const STEPS: usize,
+        const TILES: usize,
+    >(
+        p: AttendParameters,
+        variant: V::Parameters,
+        maps: u64,
+    ) {
+        let maps = simt::global::Global::new(maps);
+        // SAFETY: the caller's contract is this function's own.
+        unsafe { attend::prefill::prefill::<E, V, HEAD_DIM, COLUMNS, DEPTH, STEPS, TILES>(p, variant, maps) }
+    }
+
     macro_rules! bodies {
         (
             attend { $($attend:ident $modified:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
+            prefill {
+                $($prefill:ident $prefill_modified:ident: $prefilled:ty, $wide:literal, $columns:literal, $depth:literal,
+                    $steps:literal, $tiles:literal;)*
+            }
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
             rope { $($rope:ident: $rotated:ty;)* }
@@ -310,6 +411,14 @@ mod emulated {
                             }
                             (stringify!($modified), Parameters::AttendModified(p, v), Family::Sm90a) => {
                                 attend_alone::<$element, Modified, $dim, true, $query, $output>(p, v)
+                            }
+                        )*
+                        $(
+                            (stringify!($prefill), Parameters::Prefill(p, v, maps), Family::Sm90a) => {
+                                prefill_alone::<$prefilled, Standard, $wide, $columns, $depth, $steps, $tiles>(p, v, maps)
+                            }
+                            (stringify!($prefill_modified), Parameters::PrefillModified(p, v, maps), Family::Sm90a) => {
+                                prefill_alone::<$prefilled, Modified, $wide, $columns, $depth, $steps, $tiles>(p, v, maps)
                             }
                         )*
                         $((stringify!($states), Parameters::MergeStates(p), _) => merge::merge_states::<$values>(p),)*

@@ -8,7 +8,7 @@
 //! ordinary host code that runs under [`simt`]'s emulator. [`custom`] is for crates that make kernels of variants of their
 //! own.
 #![cfg_attr(target_arch = "nvptx64", no_std, feature(stdarch_nvptx), allow(improper_ctypes_definitions))]
-#![cfg_attr(all(target_arch = "nvptx64", feature = "entries"), feature(abi_ptx))]
+#![cfg_attr(all(target_arch = "nvptx64", feature = "entries"), feature(abi_ptx, asm_experimental_arch))]
 
 pub mod abi;
 pub mod variant;

@@ -235,7 +235,7 @@ impl Fixture {
             kv_heads: config.kv_heads,
             causal: config.causal as u32,
             lse_scale,
-            padding: 0,
+            box_tokens: 0,
         };
         let variant = self.parameters();
         let [sinks, slopes, temperatures] = &mut self.numbers;

@@ -6,7 +6,7 @@ use half::bf16;
 use oxattn::operators::{Append, Destination, append};
 use oxattn::oracle;
 use oxattn::{
-    Attention, AttentionConfig, DType, Layout, Limits, Lse2, MaskForm, PageIndices, PageTable, PagedCache,
+    Attention, AttentionConfig, DType, Kernel, Layout, Limits, Lse2, MaskForm, PageIndices, PageTable, PagedCache,
     QueryLengths, Rows, Run, SplitMode, Stream, Workspace,
 };
 
@@ -100,14 +100,23 @@ fn limits(kv_lens: &[u32], query_lens: &[u32]) -> Limits {
 
 fn attention(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
     let skewed = case.case.contains("skew");
-    let mut rows = vec![attention_in(lab, case, SplitMode::Balanced, "oxattn")?];
+    let mut rows = vec![attention_in(lab, case, SplitMode::Balanced, "oxattn", Kernel::Attend)?];
+    if prompts(case)? {
+        rows.push(attention_in(lab, case, SplitMode::Balanced, "oxattn-prefill", Kernel::Prefill)?);
+    }
     if skewed {
-        rows.push(attention_in(lab, case, SplitMode::Unsplit, "oxattn-unsplit")?);
+        rows.push(attention_in(lab, case, SplitMode::Unsplit, "oxattn-unsplit", Kernel::Attend)?);
     }
     Ok(rows)
 }
 
-fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str) -> Result<Row, Failure> {
+/// Whether the prefill kernel is worth a row: a request has more rows than a short item.
+fn prompts(case: &Case) -> Result<bool, Failure> {
+    let group = case.query_heads / case.kv_heads;
+    Ok([64, 128, 256].contains(&case.head_dim) && case.query_lens()?.iter().any(|len| len * group > 16))
+}
+
+fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str, kernel: Kernel) -> Result<Row, Failure> {
     let config = config(case);
     let batch = Batch::new(case)?;
     let Batch { kv_lens, query_lens, query_begin, pages } = &batch;
@@ -128,7 +137,8 @@ fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str) -> Result<R
     let out = lab.device.allocate((tokens * heads * row_bytes) as usize)?;
     let lse = lab.device.allocate((tokens * heads * 4) as usize)?;
     let page_ids = lab.device.upload(&pages.ids)?;
-    let mut attention = Attention::for_graphs(&lab.device, config, mode, limits(kv_lens, query_lens))?;
+    let limits_of_case = limits(kv_lens, query_lens);
+    let mut attention = Attention::for_graphs(&lab.device, config, mode, limits_of_case)?.with_kernel(kernel)?;
     let memory = lab.device.allocate(attention.workspace_bytes() as usize)?;
     // SAFETY: the buffer is live and used for nothing else.
     let mut workspace = unsafe { Workspace::new(memory.address(), memory.bytes() as u64) };

@@ -35,7 +35,7 @@ impl Attention {
         if page_indices.len < page_ids {
             matches("page_indices", "len", page_indices.len, page_ids)?;
         }
-        let layout = self.planner.workspace_size();
+        let layout = self.path(planned).layout();
         let parameters = CheckPageIdsParameters {
             queue_begin: workspace.address + layout.queue_begin_offset_bytes,
             items: workspace.address + layout.items_offset_bytes,

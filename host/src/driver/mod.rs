@@ -368,6 +368,48 @@ impl Function {
     }
 }
 
+/// A paged cache's K or V as the hardware copies it: dims head dim, page size, KV heads, pages, of 16-bit elements, in
+/// boxes of 64 elements of `box_tokens` tokens, swizzled by 128 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheMapDescription {
+    /// Address of page 0, token 0, head 0.
+    pub address: u64,
+    /// Elements of a row, tokens of a page, KV heads, pages.
+    pub dims: [u64; 4],
+    /// Bytes from a token, a head and a page to the next.
+    pub strides_bytes: [u64; 3],
+    /// Tokens of a box.
+    pub box_tokens: u32,
+    /// Whether elements are bf16, not f16.
+    pub is_bf16: bool,
+}
+
+impl CacheMapDescription {
+    /// Encodes the map.
+    pub fn encode(&self) -> Result<[u64; 16], DriverError> {
+        use sys::CUtensorMapDataType_enum::{CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_DATA_TYPE_FLOAT16};
+        let dtype = if self.is_bf16 { CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 } else { CU_TENSOR_MAP_DATA_TYPE_FLOAT16 };
+        // SAFETY: plain data.
+        let mut map: sys::CUtensorMap = unsafe { std::mem::zeroed() };
+        let (boxes, steps) = ([64, self.box_tokens, 1, 1], [1u32; 4]);
+        call!(cuTensorMapEncodeTiled(
+            &mut map,
+            dtype,
+            4,
+            self.address as *mut c_void,
+            self.dims.as_ptr(),
+            self.strides_bytes.as_ptr(),
+            boxes.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE
+        ))?;
+        Ok(map.opaque)
+    }
+}
+
 /// A stream of the caller's, by its raw handle; the default one is the context's legacy stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stream(u64);

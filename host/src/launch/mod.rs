@@ -198,6 +198,27 @@ impl Cuda {
         Ok(unsafe { function.launch(stream, blocks, self.overlap(), &mut pointers) }?)
     }
 
+    /// Launches a kernel of three parameter structs.
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    pub(crate) unsafe fn launch_three<P: Copy, Q: Copy, R: Copy>(
+        &self,
+        function: &Function,
+        stream: Stream,
+        blocks: u32,
+        (first, second, third): (&P, &Q, &R),
+    ) -> Result<(), Error> {
+        self.context.bind()?;
+        let mut pointers = [
+            (&raw const *first).cast_mut().cast::<c_void>(),
+            (&raw const *second).cast_mut().cast::<c_void>(),
+            (&raw const *third).cast_mut().cast::<c_void>(),
+        ];
+        // SAFETY: the caller's contract is this function's own.
+        Ok(unsafe { function.launch(stream, blocks, self.overlap(), &mut pointers) }?)
+    }
+
     /// Launches a kernel of a user-defined variant.
     ///
     /// # Safety

@@ -82,7 +82,9 @@ pub(super) struct Batch {
     most_tall_rows: u32,
     /// Those of this batch: half as many where full ones would be too few to balance.
     tall_rows: u32,
-    /// Whether that may depend on the batch.
+    /// Rows up to which a tall row tile costs less.
+    half_rows: u32,
+    /// Whether the height may depend on the batch.
     is_free: bool,
     /// Packed rows up to which a row tile is short.
     short_rows: u32,
@@ -96,7 +98,7 @@ impl Batch {
     /// Room for `max_requests` requests that have query tokens.
     pub fn new(config: &AttentionConfig, target: Target, mode: SplitMode, max_requests: u32) -> Batch {
         // Tall and short items add up in different orders, so where no chunking may show, all are of one kind.
-        let is_one_kind = target.tall_rows > 0 && matches!(mode, SplitMode::FixedSplit { .. });
+        let is_one_kind = target.tall_rows > 0 && (target.all_tall || matches!(mode, SplitMode::FixedSplit { .. }));
         let nonzero = |n: u32| Divisor::new(n).expect("checked: 1 to 2^31");
         Batch {
             heads: config.kv_heads,
@@ -109,7 +111,8 @@ impl Batch {
             rule: PieceRule::new(config, target, mode),
             most_tall_rows: target.tall_rows,
             tall_rows: target.tall_rows,
-            is_free: matches!(mode, SplitMode::Balanced | SplitMode::Unsplit),
+            half_rows: target.half_rows(),
+            is_free: !target.all_tall && matches!(mode, SplitMode::Balanced | SplitMode::Unsplit),
             short_rows: if is_one_kind { 0 } else { ATTEND_TILE_ROWS },
             requests: vec![Request::default(); max_requests as usize],
             occupied: 0,
@@ -312,7 +315,7 @@ impl Batch {
         };
         let rows = row_end - row_begin;
         let is_tall = self.tall_rows > 0 && rows > self.short_rows;
-        let cost = Cost::new(is_tall, rows, self.most_tall_rows);
+        let cost = Cost::new(is_tall, rows, self.half_rows);
         RowTile { row_begin, rows, is_tall, cost, first_tile, kv_end, tiles }
     }
 

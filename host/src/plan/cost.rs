@@ -23,17 +23,17 @@ impl Cost {
     /// output rows, with two barriers.
     pub const SHORT: Cost = Cost { tile: TILE_COST, item: 2, shortest_tiles: 2 };
 
-    /// Of a tall item of up to half of `tall_rows` rows.
+    /// Of a tall item of up to half as many rows as it could have.
     pub const HALF: Cost = Cost { tile: 2, item: 4, shortest_tiles: 4 };
 
     /// Of a taller one.
     pub const FULL: Cost = Cost { tile: 3, item: 6, shortest_tiles: 4 };
 
-    /// Of an item of `rows` rows, tall ones of up to `tall_rows`.
-    pub const fn new(is_tall: bool, rows: u32, tall_rows: u32) -> Cost {
+    /// Of an item of `rows` rows; `half_rows` is half of what tall ones may have, or 0 where all cost the same.
+    pub const fn new(is_tall: bool, rows: u32, half_rows: u32) -> Cost {
         if !is_tall {
             Cost::SHORT
-        } else if rows <= tall_rows / 2 {
+        } else if rows <= half_rows {
             Cost::HALF
         } else {
             Cost::FULL

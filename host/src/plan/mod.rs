@@ -25,7 +25,7 @@ mod queues;
 mod spread;
 
 use kernels_gpu::abi::plan::{PLAN_MAGIC, PlanHeader, WorkItem};
-use kernels_gpu::abi::tile::{ATTEND_TILE_ROWS, AttendTile, Teams};
+use kernels_gpu::abi::tile::{ATTEND_TILE_ROWS, AttendTile, PREFILL_ROWS, PrefillTile, Teams};
 
 pub use cost::{Cost, TILE_COST};
 pub use explain::{Balance, Explain};
@@ -48,6 +48,10 @@ pub struct Target {
     pub tile_tokens: u32,
     /// Packed rows of a tall item, at most; 0 where all items are short.
     pub tall_rows: u32,
+    /// Whether all items are tall, whatever their rows, and cost the same.
+    pub all_tall: bool,
+    /// Whether every block counts, even if some then take several KV heads one after another.
+    pub all_busy: bool,
     /// What the device reads from its memory, where that is known: for predictions, never for a plan.
     pub read_gb_per_s: Option<u32>,
 }
@@ -55,7 +59,7 @@ pub struct Target {
 impl Target {
     /// `blocks` blocks that walk tiles of `tile_tokens` keys, with short items alone.
     pub const fn new(blocks: u32, tile_tokens: u32) -> Target {
-        Target { blocks, tile_tokens, tall_rows: 0, read_gb_per_s: None }
+        Target { blocks, tile_tokens, tall_rows: 0, all_tall: false, all_busy: false, read_gb_per_s: None }
     }
 
     /// The same with tall items of up to `tall_rows` packed rows.
@@ -70,7 +74,17 @@ impl Target {
 
     /// How the blocks stand in teams, each with a queue.
     pub const fn teams(self, kv_heads: u32) -> Teams {
-        Teams::new(kv_heads, self.blocks)
+        if self.all_busy { Teams::busiest(kv_heads, self.blocks) } else { Teams::new(kv_heads, self.blocks) }
+    }
+
+    /// The prefill kernel of `tile` on a device with `multiprocessors`.
+    pub const fn for_prefill(multiprocessors: u32, tile: PrefillTile, all_busy: bool) -> Target {
+        Target { all_tall: true, all_busy, ..Target::new(multiprocessors, tile.tile_tokens).with_tall_rows(PREFILL_ROWS) }
+    }
+
+    /// Rows up to which a tall item costs less.
+    pub(crate) const fn half_rows(self) -> u32 {
+        if self.all_tall { 0 } else { self.tall_rows / 2 }
     }
 
     /// The attend kernel of `tile` on a device with `multiprocessors`; `is_plain` says that no variant takes its registers.
@@ -319,6 +333,11 @@ impl Planner {
         Ok(&self.plan)
     }
 
+    /// Counts on from another planner's plans, so that no two plans of both have the same number.
+    pub(crate) fn count_on_from(&mut self, epoch: u64) {
+        self.plan.header.epoch = self.plan.header.epoch.max(epoch);
+    }
+
     /// The last plan made, if any.
     pub fn latest(&self) -> Option<&Plan> {
         (self.plan.header.epoch > 0).then_some(&self.plan)
@@ -352,7 +371,7 @@ impl Plan {
         self.queue_begin().windows(3).step_by(2).map(|begin| {
             let cost = |item: u32| {
                 let rows = self.items()[item as usize].rows;
-                (&self.items()[item as usize], Cost::new(item < begin[1], rows, self.target.tall_rows))
+                (&self.items()[item as usize], Cost::new(item < begin[1], rows, self.target.half_rows()))
             };
             (begin[0]..begin[2]).map(cost)
         })

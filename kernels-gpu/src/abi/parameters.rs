@@ -73,8 +73,20 @@ pub struct AttendParameters {
     pub causal: u32,
     /// Multiplies an LSE in base 2 on its way out: 1, or ln 2 for natural logarithms.
     pub lse_scale: f32,
-    /// Fills the struct to a multiple of 8 bytes.
-    pub padding: u32,
+    /// For prefill kernels, tokens of the boxes that the tensor maps copy; else 0.
+    pub box_tokens: u32,
+}
+
+/// Tensor maps of K and V, as the driver encodes them: dims head dim, page size, KV heads, pages; boxes of 64 elements of
+/// [`box_tokens`](AttendParameters::box_tokens) tokens, swizzled by 128 bytes. Prefill kernels take them as their third
+/// parameter, which the build aligns to 64 bytes: the compiler knows no parameters of such an alignment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct CacheMaps {
+    /// Of the keys.
+    pub k: [u64; 16],
+    /// Of the values.
+    pub v: [u64; 16],
 }
 
 /// The second parameter of a user-defined variant's kernel: what the config asks for beside the variant, whose own

@@ -136,6 +136,68 @@ impl AttendTile {
     }
 }
 
+/// Packed rows of a prefill kernel's item, at most: 64 for each warpgroup that computes.
+pub const PREFILL_ROWS: u32 = 64 * PREFILL_WARPGROUPS;
+/// Warpgroups of a prefill kernel's block that compute.
+pub const PREFILL_WARPGROUPS: u32 = 2;
+/// Threads of a prefill kernel's block: one warpgroup has keys and values copied.
+pub const PREFILL_THREADS: u32 = 128 * (1 + PREFILL_WARPGROUPS);
+/// Tokens of the smallest box of keys that a prefill kernel has copied at once: the rows of a swizzle's pattern.
+pub const PREFILL_LEAST_BOX_TOKENS: u32 = 8;
+
+/// How the prefill kernel works for one head dim; it is built for Hopper alone. One block fills a multiprocessor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefillTile {
+    /// Elements of a key or value row.
+    pub head_dim: u32,
+    /// Keys of a tile.
+    pub tile_tokens: u32,
+    /// Tiles in shared memory.
+    pub stages: u32,
+}
+
+impl PrefillTile {
+    /// Shared memory of barriers, at the start.
+    pub const BARRIER_BYTES: u32 = 1024;
+
+    /// The tile of a head dim, or `None` where no kernel is built.
+    pub const fn new(head_dim: u32) -> Option<PrefillTile> {
+        // Scores, weights and outputs of a row are 1.5 * tile_tokens + head_dim numbers in four threads, which leaves the
+        // least registers at 128.
+        let (tile_tokens, stages) = match head_dim {
+            64 => (128, 4),
+            128 => (128, 2),
+            256 => (64, 2),
+            _ => return None,
+        };
+        Some(PrefillTile { head_dim, tile_tokens, stages })
+    }
+
+    /// Shared memory of an item's query rows.
+    pub const fn query_bytes(self) -> u32 {
+        2 * PREFILL_ROWS * self.head_dim
+    }
+
+    /// Shared memory of a tile's keys, and of its values.
+    pub const fn copy_bytes(self) -> u32 {
+        2 * self.tile_tokens * self.head_dim
+    }
+
+    /// Shared memory of a block.
+    pub const fn shared_bytes(self) -> u32 {
+        PrefillTile::BARRIER_BYTES + self.query_bytes() + 2 * self.stages * self.copy_bytes()
+    }
+
+    /// Tokens of a box: as many as fit both a page and a tile in whole numbers; `None` if the hardware cannot copy such
+    /// boxes.
+    pub const fn box_tokens(self, page_size_tokens: u32) -> Option<u32> {
+        // A power of two that divides the page size and the tile, which is a power of two.
+        let page = page_size_tokens & page_size_tokens.wrapping_neg();
+        let tokens = if page < self.tile_tokens { page } else { self.tile_tokens };
+        if tokens < PREFILL_LEAST_BOX_TOKENS { None } else { Some(tokens) }
+    }
+}
+
 /// How the attend kernel's blocks stand in teams that share the KV heads of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Teams {
@@ -152,6 +214,21 @@ impl Teams {
     /// team, that keeps within 1/24 of the most places busy. Every count is at least 1, whatever the arguments.
     pub const fn new(kv_heads: u32, blocks: u32) -> Teams {
         let kv_heads = if kv_heads == 0 { 1 } else { kv_heads };
+        let busiest = Teams::busiest(kv_heads, blocks);
+        let mut heads_per_block = 1;
+        while heads_per_block < busiest.heads_per_block {
+            let teams = Teams::of(kv_heads, blocks, heads_per_block);
+            if teams.is_at_least(busiest, 23, 24) {
+                return teams;
+            }
+            heads_per_block += 1;
+        }
+        busiest
+    }
+
+    /// Teams that keep the most places busy, and of those the smallest number of heads a block.
+    pub const fn busiest(kv_heads: u32, blocks: u32) -> Teams {
+        let kv_heads = if kv_heads == 0 { 1 } else { kv_heads };
         let mut busiest = Teams { teams: 1, blocks: 1, heads_per_block: kv_heads };
         let mut heads_per_block = kv_heads;
         while heads_per_block >= 1 {
@@ -160,14 +237,6 @@ impl Teams {
                 busiest = teams;
             }
             heads_per_block -= 1;
-        }
-        let mut heads_per_block = 1;
-        while heads_per_block < busiest.heads_per_block {
-            let teams = Teams::of(kv_heads, blocks, heads_per_block);
-            if teams.is_at_least(busiest, 23, 24) {
-                return teams;
-            }
-            heads_per_block += 1;
         }
         busiest
     }

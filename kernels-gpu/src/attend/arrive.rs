@@ -1,7 +1,6 @@
 //! The end of split items: who finishes an item's last piece folds the pieces' partial states.
 use simt::{atomic::fetch_add, block::sync_threads, global::Global, shared::Shared, tensor::Element, thread};
 
-use super::shape::Shape;
 use super::work::{Cursor, Work};
 use crate::abi::parameters::AttendParameters;
 use crate::abi::tile::ATTEND_TILE_ROWS;
@@ -12,17 +11,19 @@ use crate::merge::{Values, fold_rows};
 /// from the loop, whose registers it competes for: a kernel without any fold ran 0.5 to 7% faster on uncut batches.
 ///
 /// The barrier orders the block's partial states before the counts, a count's release and acquire order them before
-/// the fold, and the second barrier hands that order to the block.
+/// the fold, and the second barrier hands that order to the block. All `threads` of the block call this together, and
+/// nobody uses its first `shared_bytes`.
 #[inline(always)]
-pub(super) unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32, const HOPPER: bool>(
+pub(super) unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32>(
     p: &AttendParameters,
     queue: Cursor,
+    threads: u32,
+    shared_bytes: u32,
 ) {
-    let threads = Shape::<HEAD_DIM, HOPPER>::TILE.threads();
     let complete = Shared::<u32>::dynamic();
     let words = complete.add(threads).cast::<[u32; 4]>();
     let room = words.add(3 * threads).cast();
-    let room_bytes = Shape::<HEAD_DIM, HOPPER>::TILE.addresses_offset_bytes() - 52 * threads;
+    let room = (room, shared_bytes - 52 * threads, threads);
     let mut head = queue.head_begin;
     // SAFETY: the kernel's contract; shared memory is free after the last item.
     unsafe {
@@ -57,7 +58,7 @@ pub(super) unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32, const HOPP
                         let slot = words.add(3 * i);
                         let item = [slot.load(), slot.add(1).load(), slot.add(2).load()];
                         let at = Cursor { item: first + i, head, ..queue };
-                        fold_item::<E, HEAD_DIM, HOPPER>(p, &Work::from_words(item, at), room, room_bytes);
+                        fold_item::<E, HEAD_DIM>(p, &Work::from_words(item, at), room);
                     }
                     i += 1;
                 }
@@ -70,11 +71,10 @@ pub(super) unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32, const HOPP
 
 /// Folds the partial states of an item's rows.
 #[inline(always)]
-unsafe fn fold_item<E: Element + Values, const HEAD_DIM: u32, const HOPPER: bool>(
+unsafe fn fold_item<E: Element + Values, const HEAD_DIM: u32>(
     p: &AttendParameters,
     work: &Work,
-    room: Shared<u8>,
-    room_bytes: u32,
+    room: (Shared<u8>, u32, u32),
 ) {
     let mut first = 0;
     while first < work.rows {
@@ -85,7 +85,7 @@ unsafe fn fold_item<E: Element + Values, const HEAD_DIM: u32, const HOPPER: bool
         // SAFETY: the kernel's contract; the states are complete.
         unsafe {
             fold_rows::<HEAD_DIM>(
-                (room, room_bytes, Shape::<HEAD_DIM, HOPPER>::TILE.threads()),
+                room,
                 (rows, work.pieces),
                 (values, lse),
                 |row, column, values, lse_log2| {

@@ -14,6 +14,8 @@ mod ahead;
 mod arrive;
 mod copies;
 mod loader;
+mod logits;
+pub mod prefill;
 mod shape;
 mod short;
 mod tall;
@@ -56,7 +58,8 @@ pub unsafe fn attend<
         let short = Cursor { item: queue.short_begin, ..queue.all };
         split |= short::walk::<E, V, HEAD_DIM, HOPPER, QUERY_STEPS, OUTPUT_STEPS>(&p, variant, short);
         if split {
-            arrive::arrive::<E, HEAD_DIM, HOPPER>(&p, queue.all);
+            let tile = Shape::<HEAD_DIM, HOPPER>::TILE;
+            arrive::arrive::<E, HEAD_DIM>(&p, queue.all, tile.threads(), tile.addresses_offset_bytes());
         }
     }
 }

@@ -117,6 +117,12 @@ impl PanelTile {
         PanelTile { base, rows }
     }
 
+    /// Rows of the tile.
+    #[inline(always)]
+    pub fn rows(self) -> u32 {
+        self.rows
+    }
+
     /// Rows from `row` on, a multiple of 8, as an operand whose 16-column step `k` begins [`step_bytes`](Self::step_bytes)
     /// further.
     #[inline(always)]

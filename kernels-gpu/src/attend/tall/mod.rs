@@ -23,6 +23,7 @@ use simt::{
 
 use super::ahead::Pipeline;
 use super::copies::copy_queries;
+use super::logits::Keys;
 use super::shape::{Room, Shape};
 use super::work::{Cursor, Work};
 use super::{Queue, shrink};
@@ -136,17 +137,14 @@ unsafe fn item<
             let tile_end = token + tile.tile_tokens();
             // Other keys change nothing.
             let end = tile_end.min(visible_end);
+            let keys_at = |key: u32| {
+                let hides = variant.may_hide(end_rows, [key, key + step_tokens]);
+                let may_hide = (key + step_tokens) as i32 > first_limit || hides;
+                Keys { p, variant, at, lane, item_rows, key, kv_end, may_hide }
+            };
             let step_at = |key: u32, stage: u32| Step::<V, HEAD_DIM, HOPPER> {
-                p,
-                variant,
-                at,
-                lane,
+                keys: keys_at(key),
                 rows: ATTEND_TILE_ROWS * warp,
-                item_rows,
-                key,
-                kv_end,
-                may_hide: (key + step_tokens) as i32 > first_limit
-                    || variant.may_hide(end_rows, [key, key + step_tokens]),
                 stage,
                 tile_row: key - token,
             };
@@ -188,27 +186,16 @@ unsafe fn item<
 /// A row of the item as the variant keeps it.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-unsafe fn look_at<V: Variant>(p: &AttendParameters, variant: &V, work: &Work, row: u32) -> V::Row {
+pub(super) unsafe fn look_at<V: Variant>(p: &AttendParameters, variant: &V, work: &Work, row: u32) -> V::Row {
     // SAFETY: a row of the batch, by the kernel's contract.
     unsafe { variant.row(|| work.at(p, row)) }
 }
 
 /// A few keys of a tile against a warp's rows.
 struct Step<'a, V: Variant, const HEAD_DIM: u32, const HOPPER: bool> {
-    p: &'a AttendParameters,
-    variant: V,
-    at: Cursor,
-    lane: u32,
+    keys: Keys<'a, V>,
     /// The warp's first row.
     rows: u32,
-    /// The item's rows.
-    item_rows: u32,
-    /// The first key.
-    key: u32,
-    /// One past the item's last key.
-    kv_end: u32,
-    /// Whether a row might not see one of the keys.
-    may_hide: bool,
     /// Where the tile lies, and the first key in it.
     stage: u32,
     tile_row: u32,
@@ -228,8 +215,8 @@ impl<V: Variant, const HEAD_DIM: u32, const HOPPER: bool> Step<'_, V, HEAD_DIM, 
     ) {
         // SAFETY: the warp's lanes are together.
         unsafe {
-            if self.variant.is_softmax() {
-                let [upper, lower] = softmax.update_tile(scores, self.variant.factor().unwrap_or(1.0));
+            if self.keys.variant.is_softmax() {
+                let [upper, lower] = softmax.update_tile(scores, self.keys.variant.factor().unwrap_or(1.0));
                 // A row's maximum seldom grows after its first keys. The barrier keeps the branch one: as selections
                 // the products would need as many registers again.
                 if lanes::vote_ballot(upper != 1.0 || lower != 1.0) != 0 {
@@ -237,51 +224,7 @@ impl<V: Variant, const HEAD_DIM: u32, const HOPPER: bool> Step<'_, V, HEAD_DIM, 
                     unroll::<STEPS>(|n| unroll::<2>(|i| outputs[n][i] = shrink(outputs[n][i], upper, lower)));
                 }
             } else {
-                unroll::<COLUMNS>(|n| scores[n] = scores[n].map(|logit| self.variant.weight(logit)));
-            }
-        }
-    }
-
-    /// Turns the scores of the block from `block_row` on into logits but for the variant's factor, -inf for keys that a
-    /// row does not see.
-    #[inline(always)]
-    unsafe fn to_logits<const COLUMNS: usize>(&self, block_row: u32, scores: &mut [[f32; 4]; COLUMNS]) {
-        // What follows from the row is worked out anew: only few steps hide keys, and a heavy variant's rows take more
-        // registers than there are.
-        let row = anew(block_row + self.lane / 4);
-        let key_of = |n: usize, i: usize| self.key + 2 * (self.lane % 4) + 8 * n as u32 + i as u32 % 2;
-        // SAFETY: rows of the batch, by the kernel's contract.
-        unsafe {
-            let work = Work::read_for_rows(self.p, self.at, self.item_rows, self.kv_end);
-            let rows = [look_at(self.p, &self.variant, &work, row), look_at(self.p, &self.variant, &work, row + 8)];
-            if V::IS_LIGHT {
-                if self.variant.factor().is_none() {
-                    unroll::<COLUMNS>(|n| {
-                        unroll::<4>(|i| scores[n][i] = self.variant.logit(rows[i / 2], scores[n][i], key_of(n, i)));
-                    });
-                }
-                if self.may_hide {
-                    let limits = work.limits(self.p, row);
-                    unroll::<COLUMNS>(|n| {
-                        unroll::<4>(|i| {
-                            let key = key_of(n, i);
-                            if key as i32 >= limits[i / 2] || self.variant.hides(rows[i / 2], key) {
-                                scores[n][i] = f32::NEG_INFINITY;
-                            }
-                        });
-                    });
-                }
-            } else {
-                // It branches for each score anyway, and in two passes it takes more registers than there are.
-                let limits = if self.may_hide { work.limits(self.p, row) } else { [i32::MAX; 2] };
-                unroll::<COLUMNS>(|n| {
-                    unroll::<4>(|i| {
-                        let (row, key) = (rows[i / 2], key_of(n, i));
-                        let logit = self.variant.logit(row, scores[n][i], key);
-                        let hides = self.may_hide && (key as i32 >= limits[i / 2] || self.variant.hides(row, key));
-                        scores[n][i] = if hides { f32::NEG_INFINITY } else { logit };
-                    });
-                });
+                unroll::<COLUMNS>(|n| scores[n] = scores[n].map(|logit| self.keys.variant.weight(logit)));
             }
         }
     }
@@ -314,7 +257,7 @@ unsafe fn start_queries<const HEAD_DIM: u32, const HOPPER: bool>(p: &AttendParam
 
 /// Writes a lane's columns of rows `row` and `row + 8` of the item: outputs, or partial states.
 #[inline(always)]
-unsafe fn write<E: Element, const HEAD_DIM: u32, const STEPS: usize>(
+pub(super) unsafe fn write<E: Element, const HEAD_DIM: u32, const STEPS: usize>(
     p: &AttendParameters,
     work: &Work,
     row: u32,

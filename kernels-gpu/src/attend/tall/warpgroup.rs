@@ -57,14 +57,14 @@ impl<V: Variant, const HEAD_DIM: u32, const HOPPER: bool> Step<'_, V, HEAD_DIM, 
             // What the pipeline has to do takes no tensor cores, so it is done while they work; but where an item is not
             // as tall as it could be, memory is what it waits for, and that comes first.
             let waits_for_memory = const { (BLOCKS as u32) < Shape::<HEAD_DIM, HOPPER>::TILE.tall_blocks(V::IS_LIGHT) };
-            let mut page = if waits_for_memory { pipeline.step(self.p) } else { 0 };
+            let mut page = if waits_for_memory { pipeline.step(self.keys.p) } else { 0 };
             let mut scores: [Scores; BLOCKS] = core::mem::zeroed();
             start(0, &mut scores[0]);
             if BLOCKS == 2 {
                 start(1, &mut scores[BLOCKS - 1]);
             }
             if !waits_for_memory {
-                page = pipeline.step_by::<FEW_ROUNDS_AT_ONCE>(self.p);
+                page = pipeline.step_by::<FEW_ROUNDS_AT_ONCE>(self.keys.p);
             }
             if BLOCKS == 2 {
                 wgmma::wait_group::<1, COLUMNS>(&mut scores[0]);
@@ -80,7 +80,7 @@ impl<V: Variant, const HEAD_DIM: u32, const HOPPER: bool> Step<'_, V, HEAD_DIM, 
                 let (softmax, scores) = (&mut softmax[block], &mut scores[block]);
                 self.take_scores::<E, STEPS>(1, values, softmax, scores, &mut outputs[block]);
             }
-            pipeline.advance(self.p, page);
+            pipeline.advance(self.keys.p, page);
             unroll::<BLOCKS>(|block| finish::<HEAD_DIM, STEPS>(block == 0, &mut outputs[block]));
         }
     }
@@ -97,7 +97,7 @@ impl<V: Variant, const HEAD_DIM: u32, const HOPPER: bool> Step<'_, V, HEAD_DIM, 
     ) {
         // SAFETY: the caller's contract.
         unsafe {
-            self.to_logits(self.rows + block * Self::BLOCK_ROWS, scores);
+            self.keys.to_logits(self.rows + block * Self::BLOCK_ROWS, scores);
             self.to_weights(softmax, scores, outputs);
             add_values::<E, HEAD_DIM, STEPS>(values, scores, outputs);
         }

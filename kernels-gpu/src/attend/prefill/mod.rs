@@ -1,0 +1,86 @@
+//! Tall items by a kernel of their own: for batches of prompts, on Hopper.
+//!
+//! In: a plan whose items are all tall, queries, page ids, and tensor maps of the caches. Out: output rows and LSE, or
+//! partial states. Invariant: tile `t` of the block, counted over all its items, lies in stage `t % STAGES`; the producer
+//! fills a stage that both consumers have released, and they read one that it has filled.
+//!
+//! A block is three warpgroups. The first walks the items and lets the hardware copy their keys and values, box by
+//! box, a box within a page ([`produce`]). The others take 64 rows of each item ([`consume`]): their next scores
+//! are under way while the last weights meet their values, and one computes weights while the other multiplies.
+//! FlashAttention-3 (Shah et al., 2024).
+
+mod consume;
+mod produce;
+mod room;
+
+use simt::{
+    block::sync_threads,
+    bulk::TensorMap,
+    global::Global,
+    mbarrier::fence_mbarrier_initialisation,
+    registers::{lower_register_limit, raise_register_limit},
+    tensor::Element,
+    thread,
+};
+
+use super::Queue;
+use super::arrive::arrive;
+use crate::abi::parameters::AttendParameters;
+use crate::abi::tile::PREFILL_THREADS;
+use crate::{merge::Values, variant::Variant};
+use room::Room;
+
+/// Registers of a producer's thread, of a consumer's, and of each while they are alike: 128 times the first and 256
+/// times the second are at most 384 times the last.
+const PRODUCER_REGISTERS: u32 = 40;
+const CONSUMER_REGISTERS: u32 = 232;
+const REGISTERS: u32 = 168;
+
+/// The kernel. `COLUMNS` is an eighth of a tile's keys, `DEPTH` half of that, `STEPS` is `HEAD_DIM / 16`, and `TILES` twice
+/// that: parameters only because array lengths must be.
+///
+/// # Safety
+/// `p` describes live memory as [`crate::abi`] says, for this block's queue; `maps` are the tensor maps of its K and V,
+/// with boxes of 64 columns of `p.box_tokens` tokens; the launch has the threads and shared memory of
+/// [`PrefillTile`](crate::abi::tile::PrefillTile).
+#[inline(always)]
+pub unsafe fn prefill<
+    E: Element + Values,
+    V: Variant,
+    const HEAD_DIM: u32,
+    const COLUMNS: usize,
+    const DEPTH: usize,
+    const STEPS: usize,
+    const TILES: usize,
+>(
+    p: AttendParameters,
+    variant: V::Parameters,
+    maps: Global<TensorMap>,
+) {
+    let variant = V::bind(variant);
+    let room = const { Room::<HEAD_DIM>::checked(COLUMNS, DEPTH, STEPS, TILES) };
+    let is_first = thread::thread_idx_x() == 0;
+    // SAFETY: the caller's contract covers every address formed below.
+    unsafe {
+        if is_first {
+            room.initialise();
+            fence_mbarrier_initialisation();
+        }
+        sync_threads();
+        if thread::warp_idx() < 4 {
+            lower_register_limit::<PRODUCER_REGISTERS>();
+            if thread::warp_idx() < 2 * Room::<HEAD_DIM>::PANEL_WARPS {
+                produce::produce(&p, maps, room, thread::warp_idx());
+            }
+            raise_register_limit::<REGISTERS>();
+        } else {
+            raise_register_limit::<CONSUMER_REGISTERS>();
+            consume::consume::<E, V, HEAD_DIM, COLUMNS, DEPTH, STEPS, TILES>(&p, variant, room);
+            lower_register_limit::<REGISTERS>();
+        }
+        sync_threads();
+        if room.split().load() != 0 {
+            arrive::<E, HEAD_DIM>(&p, Queue::read(&p).all, PREFILL_THREADS, room.free_bytes());
+        }
+    }
+}
