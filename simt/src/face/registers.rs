@@ -42,3 +42,10 @@ pub unsafe fn raise_register_limit<const REGISTERS: u32>() {
 const fn is_limit(registers: u32) -> bool {
     registers.is_multiple_of(8) && registers >= 24 && registers <= 256
 }
+
+/// Keeps the machine's compiler from moving what comes before below what comes after, and the other way round: `ptxas`
+/// otherwise moves the wait for a product up to where the product was started, so that nothing overlaps with it.
+#[inline(always)]
+pub fn keep_order() {
+    body::keep_order()
+}

@@ -57,23 +57,11 @@ pub(super) unsafe fn consume<
     // SAFETY: the caller's contract.
     unsafe {
         let mut at = Queue::read(p).all;
-        let mut work = if at.has_work() { Work::read(p, at) } else { Work::none() };
         let mut turn = 0;
         grid::wait_for_previous_grid();
-        if at.has_work() {
-            start_queries::<HEAD_DIM>(p, &work, room, first_row);
-        }
+        start_queries::<HEAD_DIM>(p, at, room, first_row);
         while at.has_work() {
-            // The item after this one is looked at early, and its query rows are on their way before this one ends.
-            let mut next = at;
-            next.advance();
-            let next_work = if next.has_work() { Work::read(p, next) } else { Work::none() };
-            let start_next = || {
-                sync_named_barrier(ALONE + group, THREADS);
-                if next.has_work() {
-                    start_queries::<HEAD_DIM>(p, &next_work, room, first_row);
-                }
-            };
+            let work = Work::read(p, at);
             if work.pieces > 1 && thread == THREADS {
                 room.split().store(1);
             }
@@ -100,53 +88,49 @@ pub(super) unsafe fn consume<
             wait_async_copies::<0>();
             fence_proxy_async();
             sync_named_barrier(ALONE + group, THREADS);
-            if token >= kv_end {
-                start_next();
-                softmax.finish();
-            } else {
+            if token < kv_end {
                 room.keys_full(turn).wait(room.parity(turn));
                 start_scores::<E, HEAD_DIM, COLUMNS, STEPS>(room, turn, first_row, &mut scores);
                 wait_group::<0, COLUMNS>(&mut scores);
                 release(room.keys_empty(turn));
-                if token + 8 * COLUMNS as u32 >= kv_end {
-                    start_next();
-                }
                 rows.weigh(token, &mut softmax, &mut scores);
                 pack::<E, COLUMNS, DEPTH>(&scores, &mut weights);
                 token += 8 * COLUMNS as u32;
                 while token < kv_end {
-                    let last = turn;
-                    turn += 1;
-                    room.keys_full(turn).wait(room.parity(turn));
-                    start_scores::<E, HEAD_DIM, COLUMNS, STEPS>(room, turn, first_row, &mut scores);
-                    room.values_full(last).wait(room.parity(last));
-                    start_outputs::<E, HEAD_DIM, DEPTH, TILES>(room, last, &mut weights, &mut outputs);
+                    let next = turn + 1;
+                    room.keys_full(next).wait(room.parity(next));
+                    start_scores::<E, HEAD_DIM, COLUMNS, STEPS>(room, next, first_row, &mut scores);
+                    room.values_full(turn).wait(room.parity(turn));
+                    start_outputs::<E, HEAD_DIM, DEPTH, TILES>(room, turn, &mut weights, &mut outputs);
                     wait_group::<1, COLUMNS>(&mut scores);
-                    release(room.keys_empty(turn));
-                    if token + 8 * COLUMNS as u32 >= kv_end {
-                        start_next();
-                    }
+                    release(room.keys_empty(next));
                     let [upper, lower] = rows.weigh(token, &mut softmax, &mut scores);
+                    simt::registers::keep_order();
                     wait_group::<0, TILES>(&mut outputs);
-                    release(room.values_empty(last));
+                    release(room.values_empty(turn));
                     if warp::vote_ballot(upper != 1.0 || lower != 1.0) != 0 {
                         warp::sync_warp();
                         unroll::<TILES>(|n| outputs[n] = shrink(outputs[n], upper, lower));
                     }
                     pack::<E, COLUMNS, DEPTH>(&scores, &mut weights);
+                    turn = next;
                     token += 8 * COLUMNS as u32;
                 }
                 room.values_full(turn).wait(room.parity(turn));
                 start_outputs::<E, HEAD_DIM, DEPTH, TILES>(room, turn, &mut weights, &mut outputs);
-                softmax.finish();
                 wait_group::<0, TILES>(&mut outputs);
                 release(room.values_empty(turn));
                 turn += 1;
             }
 
+            let done = at;
+            at.advance();
+            sync_named_barrier(ALONE + group, THREADS);
+            start_queries::<HEAD_DIM>(p, at, room, first_row);
+            softmax.finish();
+            let work = Work::read_again(p, done);
             let columns: &[[[f32; 4]; 2]; STEPS] = &*(&raw const outputs).cast();
             tall::write::<E, HEAD_DIM, STEPS>(p, &work, anew(lane_row), quad, &softmax, columns);
-            (at, work) = (next, next_work);
         }
     }
 }
@@ -257,18 +241,24 @@ unsafe fn release(empty: Mbarrier) {
     }
 }
 
-/// Starts the copies of the warpgroup's query rows of an item; rows past the item's become zeros.
+/// Starts the copies of the warpgroup's query rows of an item, if there is one; rows past the item's become zeros.
 #[inline(always)]
-unsafe fn start_queries<const HEAD_DIM: u32>(p: &AttendParameters, work: &Work, room: Room<HEAD_DIM>, first_row: u32) {
-    let chunks = HEAD_DIM / 8;
-    let mut index = anew(thread::thread_idx_x()) % THREADS;
-    while index < ROWS * chunks {
-        let (row, chunk) = (first_row + index / chunks, index % chunks);
-        let valid = row < work.rows;
-        let source = work.row(&p.q, p.group, if valid { row } else { 0 }).add(16 * chunk as u64);
-        // SAFETY: a live query row, by the kernel's contract; the warpgroup has read the rows that were there.
-        unsafe { copy_async_16(room.queries().chunk(row, chunk), source, if valid { 16 } else { 0 }) };
-        index += THREADS;
+unsafe fn start_queries<const HEAD_DIM: u32>(p: &AttendParameters, at: Cursor, room: Room<HEAD_DIM>, first_row: u32) {
+    if !at.has_work() {
+        return;
     }
-    commit_async_copies();
+    let chunks = HEAD_DIM / 8;
+    // SAFETY: an item of the queue, by the kernel's contract; the warpgroup has read the rows that were there.
+    unsafe {
+        let work = Work::read_again(p, at);
+        let mut index = anew(thread::thread_idx_x()) % THREADS;
+        while index < ROWS * chunks {
+            let (row, chunk) = (first_row + index / chunks, index % chunks);
+            let valid = row < work.rows;
+            let source = work.row(&p.q, p.group, if valid { row } else { 0 }).add(16 * chunk as u64);
+            copy_async_16(room.queries().chunk(row, chunk), source, if valid { 16 } else { 0 });
+            index += THREADS;
+        }
+        commit_async_copies();
+    }
 }
