@@ -1,8 +1,8 @@
 //! The operator: plan once for a batch, run for every layer.
 //!
-//! In: a page table and query lengths (host), then queries, cache and page ids (device addresses). Out: outputs and,
-//! on request, LSE. Invariant: `run` allocates nothing, waits for nothing and records nothing; it refuses arguments
-//! that do not fit the plan in the workspace, before a launch.
+//! In: a page table and query lengths (host), then queries, keys and values, and page ids (device addresses). Out:
+//! outputs and, on request, LSE. Invariant: `run` allocates nothing, waits for nothing and records nothing; it refuses
+//! arguments that do not fit the plan in the workspace, before a launch.
 //!
 //! Walk: [`crate::page_table`] to [`crate::plan`] to here to the attend kernel.
 //!
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::parameters::AttendParameters;
-use kernels_gpu::abi::plan::{PlanHeader, WorkItem};
+use kernels_gpu::abi::plan::{PlanHeader, RAGGED_PAGE_TOKENS, WorkItem};
 use kernels_gpu::variant::ModifiedParameters;
 
 use crate::Error;
@@ -23,8 +23,10 @@ use crate::custom::{Custom, CustomParameters};
 use crate::device::{Device, Executor, Stream};
 use crate::inputs::VariantInputs;
 use crate::page_table::{PageTable, QueryLengths};
-use crate::plan::{Limits, Plan, SplitMode};
-use crate::tensor::{ABSENT, AnyLse, ArgumentError, PageIndices, PagedCache, Rows, address, is_dtype, matches};
+use crate::plan::{Limits, Plan, PlanError, SplitMode};
+use crate::tensor::{
+    ABSENT, AnyLse, ArgumentError, KvMemory, PageIndices, PagedCache, Rows, address, is_dtype, matches,
+};
 use crate::workspace::WorkspaceLayout;
 
 mod check;
@@ -33,7 +35,7 @@ mod path;
 pub use path::Kernel;
 use path::{Look, Path, Prefill};
 
-/// Attention of one shape over a paged cache, on one device.
+/// Attention of one shape over a paged cache, or over ragged keys and values, on one device.
 #[derive(Debug)]
 pub struct Attention {
     /// Tells attentions of the process apart.
@@ -93,6 +95,8 @@ pub struct Planned {
     pub query_tokens: u64,
     /// Page ids the plan may read.
     pub page_index_len: u64,
+    /// Rows that ragged keys and values must have; 0 where they lie in pages.
+    pub kv_rows: u64,
     /// Requests of the batch.
     pub requests: u64,
     /// Bytes of the batch's mask, 0 where the attention has none.
@@ -118,9 +122,7 @@ pub struct Run {
     /// Queries, `[query tokens, query heads, head_dim]`.
     pub q: Rows,
     /// Keys and values.
-    pub cache: PagedCache,
-    /// Page ids on the device.
-    pub page_indices: PageIndices,
+    pub kv: KvMemory,
     /// Outputs, shaped like `q`.
     pub out: Rows,
     /// Where the rows' LSE go, if wanted.
@@ -130,9 +132,16 @@ pub struct Run {
 }
 
 impl Run {
-    /// A call without LSE of an attention whose variants, if any, read nothing at run time.
+    /// A call over a paged cache, without LSE, of an attention whose variants, if any, read nothing at run time.
     pub fn new(q: Rows, cache: PagedCache, page_indices: PageIndices, out: Rows) -> Run {
-        Run { q, cache, page_indices, out, lse: None, variant: VariantInputs::default() }
+        let kv = KvMemory::Paged { cache, page_indices };
+        Run { q, kv, out, lse: None, variant: VariantInputs::default() }
+    }
+
+    /// The same over ragged keys and values, `[rows, kv_heads, head_dim]` each, whose strides may differ: parts of one
+    /// fused QKV projection, say. The plan's [`kv_rows`](Planned::kv_rows) says how many rows there must be.
+    pub fn ragged(q: Rows, k: Rows, v: Rows, out: Rows) -> Run {
+        Run { q, kv: KvMemory::Ragged { k, v }, out, lse: None, variant: VariantInputs::default() }
     }
 
     /// The same that also writes the rows' LSE.
@@ -159,7 +168,8 @@ impl Attention {
     }
 
     /// The same for calls that are captured into a CUDA graph: grid and addresses never change, so a captured `run`
-    /// follows every later `plan` into the same workspace. `q`, `out` and `lse` then have the limits' query tokens.
+    /// follows every later `plan` into the same workspace. `q`, `out` and `lse` then have the limits' query tokens, and
+    /// ragged keys and values have rows for the limits' keys.
     pub fn for_graphs(
         device: &Device,
         config: AttentionConfig,
@@ -200,7 +210,10 @@ impl Attention {
             device: device.clone(),
             config,
             group: divisor("query_heads / kv_heads", config.group())?,
-            page_size: divisor("page_size_tokens", config.page_size_tokens)?,
+            page_size: divisor(
+                "page_size_tokens",
+                if config.ragged { RAGGED_PAGE_TOKENS } else { config.page_size_tokens },
+            )?,
             #[cfg(feature = "cuda")]
             gpu: gpu::Gpu::new(device, &config, prefill.is_some(), image_bytes)?,
             attend,
@@ -286,6 +299,12 @@ impl Attention {
         queries.check_requests(table.requests())?;
         let group = self.config.group();
         let limits = self.attend.planner.limits();
+        let limit = limits.max_kv_tokens;
+        if self.graphs && table.kv_rows() > limit {
+            // What was captured has rows for the limits, spare ones among them.
+            let (what, limit_field, got) = ("rows of keys", "max_kv_tokens", table.kv_rows());
+            return Err(PlanError::OverLimit { what, limit_field, got, limit }.into());
+        }
         let look = self.prefill.as_ref().map_or(Look::default(), |prefill| match self.graphs {
             true => prefill.look_at_limits(&limits, group),
             false => prefill.look_at(table, queries, group),
@@ -320,6 +339,7 @@ impl Attention {
             requests: plan.requests() as u64,
             mask_bytes: plan.mask_bytes(),
             page_index_len: table.page_index_len() as u64,
+            kv_rows: table.kv_rows(),
             id: PlanId { attention: self.number, epoch: plan.epoch() },
             workspace: workspace.address,
             header: plan.header(),
@@ -369,10 +389,11 @@ impl Attention {
                     let remedy = "make it with Attention::for_graphs";
                     return Err(ArgumentError::Capturing { call: "run", remedy }.into());
                 }
+                let [k, v] = arguments.kv.names();
                 cuda.check_memory(&[
                     ("q", parameters.q.address),
-                    ("cache.k", parameters.k.address),
-                    ("cache.v", parameters.v.address),
+                    (k, parameters.k.address),
+                    (v, parameters.v.address),
                     ("page_indices", parameters.page_indices),
                     ("out", parameters.out.address),
                     ("lse", parameters.lse.address),
@@ -386,7 +407,8 @@ impl Attention {
                     Some(gpu) if planned.header.items != 0 || self.graphs => unsafe {
                         let blocks = self.path(planned).blocks();
                         if planned.kernel == Kernel::Prefill {
-                            let maps = arguments.cache.maps(&self.config, parameters.box_tokens)?;
+                            let (views, box_tokens) = ([&parameters.k, &parameters.v], parameters.box_tokens);
+                            let maps = arguments.kv.maps(&self.config, views, box_tokens)?;
                             return gpu.run_prefill(cuda, blocks, &parameters, &variant, &maps, stream);
                         }
                         gpu.run(cuda, blocks, &parameters, &variant, arguments.variant.custom.as_ref(), stream)
@@ -442,24 +464,39 @@ impl Attention {
 
     fn parameters(&self, planned: &Planned, arguments: &Run, workspace: &Workspace) -> Result<AttendParameters, Error> {
         let config = &self.config;
-        let Run { q, cache, page_indices, out, lse, variant: _ } = arguments;
-        for (tensor, dtype) in
-            [("q", q.dtype), ("out", out.dtype), ("cache.k", cache.k.dtype), ("cache.v", cache.v.dtype)]
-        {
-            is_dtype(tensor, dtype, config.dtype)?;
-        }
-        let tokens = if self.graphs { self.attend.planner.limits().max_query_tokens as u64 } else { planned.query_tokens };
-        let (k, v) = cache.views(config)?;
-        let page_ids = planned.page_index_len;
-        if page_indices.len < page_ids {
-            matches("page_indices", "len", page_indices.len, page_ids)?;
-        }
+        let Run { q, kv, out, lse, variant: _ } = arguments;
+        is_dtype("q", q.dtype, config.dtype)?;
+        is_dtype("out", out.dtype, config.dtype)?;
+        let path = self.path(planned);
+        let (limits, layout) = (path.planner.limits(), path.layout());
+        let tokens = if self.graphs { limits.max_query_tokens as u64 } else { planned.query_tokens };
+        let (k, v, page_indices) = match kv {
+            KvMemory::Paged { cache, page_indices } => {
+                is_dtype("cache.k", cache.k.dtype, config.dtype)?;
+                is_dtype("cache.v", cache.v.dtype, config.dtype)?;
+                let (k, v) = cache.views(config)?;
+                let page_ids = planned.page_index_len;
+                if page_indices.len < page_ids {
+                    matches("page_indices", "len", page_indices.len, page_ids)?;
+                }
+                // A later plan of a captured call may have page ids where this one has none.
+                let is_read = page_ids != 0 || self.graphs;
+                (k, v, address("page_indices", page_indices.address, is_read, 4)?)
+            }
+            KvMemory::Ragged { k, v } => {
+                if !config.ragged {
+                    let (input, made) = ("k and v without pages", "with AttentionConfig::ragged");
+                    return Err(ArgumentError::UnusedInput { input, made }.into());
+                }
+                let rows = if self.graphs { limits.max_kv_tokens } else { planned.kv_rows };
+                let first_kv_rows = workspace.address + layout.first_kv_rows_offset_bytes;
+                (k.ragged_view("k", rows, config)?, v.ragged_view("v", rows, config)?, first_kv_rows)
+            }
+        };
         let (lse, lse_scale) = match lse {
             Some(lse) => lse.view(tokens, config.query_heads)?,
             None => (ABSENT, 1.0),
         };
-        let path = self.path(planned);
-        let layout = path.layout();
         let box_tokens = match (&self.prefill, planned.kernel) {
             (Some(prefill), Kernel::Prefill) => prefill.box_tokens,
             _ => 0,
@@ -468,7 +505,7 @@ impl Attention {
             queue_begin: workspace.address + layout.queue_begin_offset_bytes,
             items: workspace.address + layout.items_offset_bytes,
             arrivals: workspace.address + layout.arrivals_offset_bytes,
-            page_indices: address("page_indices", page_indices.address, page_ids != 0, 4)?,
+            page_indices,
             partial_out: workspace.address + layout.partial_out_offset_bytes,
             partial_lse: workspace.address + layout.partial_lse_offset_bytes,
             q: q.view("q", tokens, config.query_heads, config.head_dim)?,

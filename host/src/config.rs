@@ -52,8 +52,10 @@ pub struct AttentionConfig {
     pub kv_heads: u32,
     /// Elements of a query, key, value and output row.
     pub head_dim: u32,
-    /// Tokens of a page, 1 to 1024, any number.
+    /// Tokens of a page, 1 to 1024, any number; 1 where keys and values are ragged.
     pub page_size_tokens: u32,
+    /// Whether keys and values lie in rows, one request's after another's, and not in pages.
+    pub ragged: bool,
     /// Element type of queries, cache and outputs.
     pub dtype: DType,
     /// Multiplies the raw scores; `1 / sqrt(head_dim)` unless set.
@@ -111,6 +113,12 @@ pub enum ConfigError {
         got: u64,
         /// The largest value supported.
         supported: u64,
+    },
+    /// Pages where there are none.
+    #[error("page_size_tokens is {got}; ragged keys and values have no pages, so it must be 1")]
+    RaggedPages {
+        /// The value found.
+        got: u32,
     },
     /// The query heads cannot be shared out to the KV heads.
     #[error("query_heads is {query_heads}, which is not a multiple of kv_heads = {kv_heads}")]
@@ -180,13 +188,14 @@ pub const MAX_PAGE_SIZE_TOKENS: u32 = 1024;
 pub const MAX_KV_HEADS: u32 = 65_535;
 
 impl AttentionConfig {
-    /// A causal bf16 attention with the usual scale.
+    /// A causal bf16 attention over a paged cache, with the usual scale.
     pub fn new(query_heads: u32, kv_heads: u32, head_dim: u32, page_size_tokens: u32) -> AttentionConfig {
         AttentionConfig {
             query_heads,
             kv_heads,
             head_dim,
             page_size_tokens,
+            ragged: false,
             dtype: DType::Bf16,
             softmax_scale: 1.0 / (head_dim as f32).sqrt(),
             causal: true,
@@ -200,6 +209,13 @@ impl AttentionConfig {
             sigmoid_bias: None,
             custom_variant: None,
         }
+    }
+
+    /// The same over ragged keys and values: two tensors `[tokens, kv_heads, head_dim]` in which one request's tokens
+    /// follow another's, as a prompt's projections leave them. There are no pages and no page ids; a batch is planned
+    /// from a [`PageTable::ragged`](crate::PageTable::ragged).
+    pub fn ragged(query_heads: u32, kv_heads: u32, head_dim: u32) -> AttentionConfig {
+        AttentionConfig { ragged: true, ..AttentionConfig::new(query_heads, kv_heads, head_dim, 1) }
     }
 
     /// The same with another dtype.
@@ -249,6 +265,9 @@ impl AttentionConfig {
             if value == 0 {
                 return Err(ConfigError::Zero { field });
             }
+        }
+        if self.ragged && self.page_size_tokens != 1 {
+            return Err(ConfigError::RaggedPages { got: self.page_size_tokens });
         }
         if !self.query_heads.is_multiple_of(self.kv_heads) {
             return Err(ConfigError::HeadsNotDivisible { query_heads: self.query_heads, kv_heads: self.kv_heads });
@@ -334,6 +353,10 @@ mod tests {
             ),
             (AttentionConfig::new(8, 8, 128, 1025), "page_size_tokens is 1025; supported is at most 1024"),
             (AttentionConfig::new(8, 8, 128, 0), "page_size_tokens is 0; it must be at least 1"),
+            (
+                AttentionConfig { ragged: true, ..plain },
+                "page_size_tokens is 16; ragged keys and values have no pages, so it must be 1",
+            ),
             (AttentionConfig::new(8, 8, 128, 16).with_dtype(DType::F32), "dtype is f32; supported are bf16 and f16"),
             (
                 AttentionConfig::new(8, 8, 128, 16).with_softmax_scale(f32::NAN),

@@ -57,7 +57,7 @@ pub use plan::{Balance, Explain, Limits, Plan, PlanError, Planner, SplitMode, Ta
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use rope::{Rope, RopeAppend, RopeConfig, RopeError, RopePositions, RopeRun, RopeScaling, Rotate};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
-pub use tensor::{ArgumentError, Layout, Lse2, LseE, PageIndices, PagedCache, Rows};
+pub use tensor::{ArgumentError, KvMemory, Layout, Lse2, LseE, PageIndices, PagedCache, Rows};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use validate::DeviceValueError;
 pub use variant::{alibi_slopes, pack_mask, tree_mask, window_left};

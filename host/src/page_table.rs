@@ -1,7 +1,8 @@
 //! Which tokens live in which pages: the host half of a paged KV cache, and the query lengths that go with it.
 //!
 //! In: borrowed host metadata, as CSR (`page_indptr`), as a padded block table, or as the older `last_page_len`
-//! form. Out: a [`PageTable`] whose lengths agree with each other, so that the planner need not look again.
+//! form; or, for keys and values that lie in rows without pages, as CSR of the rows (`kv_indptr`). Out: a [`PageTable`]
+//! whose lengths agree with each other, so that the planner need not look again.
 //! `kv_len` is the truth: a request may list more pages than its tokens need, and the spare ones are never read.
 //! Page ids stay on the device; [`PageTable::validate_pages`] and [`PageTable::validate_append`] check a host
 //! copy where there is one.
@@ -146,6 +147,19 @@ pub enum PageTableError {
         /// Pages its keys fill.
         needed: u32,
     },
+    /// A request owns fewer rows of keys than it has keys.
+    #[error("request {request} has {rows} rows of keys, but its kv_len is {kv_len}")]
+    TooFewRows {
+        /// The request.
+        request: usize,
+        /// Its keys.
+        kv_len: u32,
+        /// Rows it owns.
+        rows: u32,
+    },
+    /// A check of page ids where there are none.
+    #[error("a ragged table has no page ids to check")]
+    NoPageIds,
     /// A last page that is empty, overfull, or not there.
     #[error(
         "last_page_len of request {request} is {got} with {pages} pages; it must be 1 to {page_size_tokens} with \
@@ -209,6 +223,8 @@ pub(crate) enum Pages<'a> {
     Csr(&'a [u32]),
     /// Request `r` owns ids `r * stride .. (r + 1) * stride`.
     Rows(u32),
+    /// There are none: the tokens of request `r` are the first of rows `indptr[r] .. indptr[r + 1]`.
+    Ragged(&'a [u32]),
 }
 
 /// Page metadata of a batch. Host only; holds no page ids.
@@ -289,6 +305,54 @@ impl<'a> PageTable<'a> {
         Ok(PageTable { page_size_tokens, kv_lens: Cow::Owned(kv_lens), pages: Pages::Csr(indptr) })
     }
 
+    /// Keys and values without pages, `[rows, kv_heads, head_dim]`: the tokens of request `r` are rows
+    /// `kv_indptr[r] .. kv_indptr[r + 1]`. An empty range is a request without keys. For an attention made with
+    /// [`AttentionConfig::ragged`](crate::AttentionConfig::ragged).
+    ///
+    /// ```
+    /// let table = oxattn::PageTable::ragged(&[0u32, 40, 40, 45])?;
+    /// assert_eq!((table.kv_lens(), table.kv_rows()), (&[40, 0, 5][..], 45));
+    /// # Ok::<(), oxattn::PageTableError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses an indptr that is empty, does not start at 0, or falls, and a request of more than
+    /// [`MAX_KV_LEN_TOKENS`] keys.
+    pub fn ragged(kv_indptr: impl Into<Indices<'a>>) -> Result<PageTable<'a>, PageTableError> {
+        let indptr = kv_indptr.into().non_negative("kv_indptr")?;
+        check_monotone("kv_indptr", indptr)?;
+        let kv_lens: Vec<u32> = indptr.windows(2).map(|range| range[1] - range[0]).collect();
+        PageTable::of_rows(indptr, Cow::Owned(kv_lens))
+    }
+
+    /// The same with rows to spare: request `r` has `kv_lens[r]` tokens, the first of its rows. The others are never
+    /// read: padding between requests, or room to grow.
+    ///
+    /// # Errors
+    /// As [`ragged`](Self::ragged), and refuses arrays that disagree and a request with more tokens than rows.
+    pub fn ragged_with_lens(
+        kv_indptr: impl Into<Indices<'a>>,
+        kv_lens: impl Into<Indices<'a>>,
+    ) -> Result<PageTable<'a>, PageTableError> {
+        let kv_lens = kv_lens.into().non_negative("kv_lens")?;
+        let indptr = kv_indptr.into().non_negative("kv_indptr")?;
+        check_indptr("kv_indptr", indptr, kv_lens.len())?;
+        PageTable::of_rows(indptr, Cow::Borrowed(kv_lens))
+    }
+
+    fn of_rows(indptr: &'a [u32], kv_lens: Cow<'a, [u32]>) -> Result<PageTable<'a>, PageTableError> {
+        for (request, (&kv_len, range)) in kv_lens.iter().zip(indptr.windows(2)).enumerate() {
+            let rows = range[1] - range[0];
+            if kv_len > MAX_KV_LEN_TOKENS {
+                return Err(PageTableError::KvLenTooLarge { request, got: kv_len as u64 });
+            }
+            if kv_len > rows {
+                return Err(PageTableError::TooFewRows { request, kv_len, rows });
+            }
+        }
+        Ok(PageTable { page_size_tokens: 1, kv_lens, pages: Pages::Ragged(indptr) })
+    }
+
     /// Pages that `kv_len` tokens fill, and how many of the tokens lie in the last one. A full last page counts
     /// `page_size_tokens`, not 0; `page_size_tokens` must not be 0.
     pub const fn pages_and_last_len(page_size_tokens: u32, kv_len: u32) -> (u32, u32) {
@@ -311,19 +375,33 @@ impl<'a> PageTable<'a> {
         &self.kv_lens
     }
 
-    /// Where the page ids of `request` start in the page id array.
+    /// Whether keys and values lie in rows, without pages.
+    pub fn is_ragged(&self) -> bool {
+        matches!(self.pages, Pages::Ragged(_))
+    }
+
+    /// Where the page ids of `request` start in the page id array; without pages, its first row.
     pub fn page_begin(&self, request: usize) -> u32 {
         match self.pages {
-            Pages::Csr(indptr) => indptr[request],
+            Pages::Csr(indptr) | Pages::Ragged(indptr) => indptr[request],
             Pages::Rows(stride) => request as u32 * stride,
         }
     }
 
-    /// Entries the page id array must have.
+    /// Rows that keys and values must have; 0 where they lie in pages.
+    pub fn kv_rows(&self) -> u64 {
+        match self.pages {
+            Pages::Ragged(indptr) => indptr[indptr.len() - 1] as u64,
+            Pages::Csr(_) | Pages::Rows(_) => 0,
+        }
+    }
+
+    /// Entries the page id array must have; 0 where there are no pages.
     pub fn page_index_len(&self) -> usize {
         match self.pages {
             Pages::Csr(indptr) => indptr[indptr.len() - 1] as usize,
             Pages::Rows(stride) => self.requests() * stride as usize,
+            Pages::Ragged(_) => 0,
         }
     }
 
@@ -334,12 +412,16 @@ impl<'a> PageTable<'a> {
     /// Checks a host copy of the page ids against the pool. Entries past a request's tokens may hold anything.
     ///
     /// # Errors
-    /// Refuses an array that is too short, and an id that is negative or not below `pool_pages`.
+    /// Refuses an array that is too short, an id that is negative or not below `pool_pages`, and a ragged table, which
+    /// has no page ids.
     pub fn validate_pages<'b>(
         &self,
         page_indices: impl Into<Indices<'b>>,
         pool_pages: u32,
     ) -> Result<(), PageTableError> {
+        if self.is_ragged() {
+            return Err(PageTableError::NoPageIds);
+        }
         let page_indices = page_indices.into();
         if page_indices.len() < self.page_index_len() {
             let (got, expected) = (page_indices.len(), self.page_index_len());
@@ -408,8 +490,10 @@ fn check_indptr(field: &'static str, indptr: &[u32], requests: usize) -> Result<
 }
 
 fn check_monotone(field: &'static str, indptr: &[u32]) -> Result<(), PageTableError> {
-    if indptr[0] != 0 {
-        return Err(PageTableError::FirstNotZero { field, got: indptr[0] });
+    match indptr.first() {
+        None => return Err(PageTableError::Length { field, got: 0, expected: 1 }),
+        Some(&got) if got != 0 => return Err(PageTableError::FirstNotZero { field, got }),
+        _ => {}
     }
     match indptr.windows(2).position(|range| range[1] < range[0]) {
         Some(request) => {
@@ -452,9 +536,6 @@ impl<'a> QueryLengths<'a> {
     /// Refuses an array that is empty, does not start at 0, or falls.
     pub fn indptr(query_indptr: impl Into<Indices<'a>>) -> Result<QueryLengths<'a>, PageTableError> {
         let indptr = query_indptr.into().non_negative("query_indptr")?;
-        if indptr.is_empty() {
-            return Err(PageTableError::Length { field: "query_indptr", got: 0, expected: 1 });
-        }
         check_monotone("query_indptr", indptr)?;
         Ok(QueryLengths(Lengths::Indptr(indptr)))
     }
@@ -507,6 +588,22 @@ mod tests {
     }
 
     #[test]
+    fn rows_are_lengths_without_page_ids() {
+        let table = PageTable::ragged(&[0i32, 3, 3, 10]).unwrap();
+        assert_eq!((table.kv_lens(), table.page_size_tokens(), table.is_ragged()), (&[3, 0, 7][..], 1, true));
+        let padded = PageTable::ragged_with_lens(&[0u32, 3, 3, 10], &[1u32, 0, 7]).unwrap();
+        assert_eq!(padded.kv_lens(), [1, 0, 7]);
+        for table in [&table, &padded] {
+            assert_eq!((0..3).map(|request| table.page_begin(request)).collect::<Vec<_>>(), [0, 3, 3]);
+            assert_eq!((table.kv_rows(), table.page_index_len()), (10, 0));
+            assert_eq!(table.validate_pages(&[0u32; 10], 10), Err(PageTableError::NoPageIds));
+        }
+        assert_eq!(PageTable::ragged(&[0u32]).unwrap().requests(), 0);
+        let paged = PageTable::csr(1, &[0u32, 3], &[3u32]).unwrap();
+        assert_eq!((paged.kv_rows(), paged.page_index_len(), paged.is_ragged()), (0, 3, false));
+    }
+
+    #[test]
     fn a_spare_page_is_ignored() {
         let table = PageTable::csr(16, &[0u32, 2], &[16u32]).unwrap();
         assert_eq!(table.kv_lens(), [16]);
@@ -553,6 +650,23 @@ mod tests {
             (
                 PageTable::from_last_page_len(16, &[0u32, 0], &[3u32]),
                 "last_page_len of request 0 is 3 with 0 pages; it must be 1 to 16 with pages and 0 without",
+            ),
+            (PageTable::ragged(&[] as &[u32; 0]), "kv_indptr has 0 entries; expected 1"),
+            (PageTable::ragged(&[2u32, 3]), "kv_indptr[0] is 2; it must be 0"),
+            (PageTable::ragged(&[0u32, 3, 1]), "kv_indptr falls from 3 to 1 at request 1; it must not decrease"),
+            (PageTable::ragged(&[0i32, -3]), "kv_indptr[1] is -3; it must not be negative"),
+            (
+                PageTable::ragged(&[0u32, 1, 1 + (1 << 31)]),
+                "kv_len of request 1 is 2147483648; supported is at most 2147483647",
+            ),
+            (PageTable::ragged_with_lens(&[0u32, 3], &[3u32, 0]), "kv_indptr has 2 entries; expected 3"),
+            (
+                PageTable::ragged_with_lens(&[0u32, 3, 5], &[3u32, 3]),
+                "request 1 has 2 rows of keys, but its kv_len is 3",
+            ),
+            (
+                PageTable::ragged_with_lens(&[0u32, 1, u32::MAX], &[1u32, 1 << 31]),
+                "kv_len of request 1 is 2147483648; supported is at most 2147483647",
             ),
         ];
         for (result, message) in cases {

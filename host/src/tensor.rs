@@ -168,7 +168,7 @@ pub enum ArgumentError {
 /// Bytes of one access of the kernels: addresses and strides are multiples of it.
 const ACCESS_BYTES: i64 = 16;
 
-/// `[tokens, heads, head_dim]`: queries, outputs, new keys and values.
+/// `[tokens, heads, head_dim]`: queries, outputs, ragged keys and values, new ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {
     /// Address of the first element.
@@ -211,11 +211,38 @@ impl Rows {
         matches(tensor, "heads", self.heads as u64, heads as u64)?;
         matches(tensor, "head_dim", self.head_dim as u64, head_dim as u64)?;
         let bytes = self.dtype.bytes() as i64;
-        let elements = tokens * heads as u64 != 0;
+        let elements = tokens != 0 && heads != 0;
         Ok(RowsView {
             address: address(tensor, self.address, elements, ACCESS_BYTES)?,
             token_stride_bytes: stride(tensor, "token_stride", self.token_stride, bytes, tokens, ACCESS_BYTES)?,
             head_stride_bytes: stride(tensor, "head_stride", self.head_stride, bytes, heads as u64, ACCESS_BYTES)?,
+        })
+    }
+}
+
+impl Rows {
+    /// Checks ragged keys or values, of which there must be `rows` or more, and turns them into pages that
+    /// begin at any row.
+    pub(crate) fn ragged_view(
+        &self,
+        tensor: &'static str,
+        rows: u64,
+        config: &AttentionConfig,
+    ) -> Result<CacheView, ArgumentError> {
+        is_dtype(tensor, self.dtype, config.dtype)?;
+        if self.tokens < rows {
+            matches(tensor, "tokens", self.tokens, rows)?;
+        }
+        let view = self.view(tensor, self.tokens, config.kv_heads, config.head_dim)?;
+        i64::try_from(self.tokens)
+            .ok()
+            .and_then(|tokens| tokens.checked_mul(view.token_stride_bytes))
+            .ok_or(ArgumentError::Overflow { tensor, field: "tokens * token_stride" })?;
+        Ok(CacheView {
+            address: view.address,
+            page_stride_bytes: view.token_stride_bytes,
+            token_stride_bytes: view.token_stride_bytes,
+            head_stride_bytes: view.head_stride_bytes,
         })
     }
 }
@@ -333,42 +360,66 @@ impl PagedCache {
     }
 
     pub(crate) fn views(&self, config: &AttentionConfig) -> Result<(CacheView, CacheView), ArgumentError> {
+        if config.ragged {
+            return Err(ArgumentError::UnusedInput { input: "a paged cache", made: "with AttentionConfig::new" });
+        }
         matches("cache.v", "pages", self.v.pages, self.k.pages)?;
         Ok((self.k.view("cache.k", config)?, self.v.view("cache.v", config)?))
     }
 }
 
 #[cfg(feature = "cuda")]
-impl PagedCache {
-    /// The tensor maps by which the prefill kernel copies, boxes of `box_tokens` tokens.
-    pub(crate) fn maps(&self, config: &AttentionConfig, box_tokens: u32) -> Result<CacheMaps, crate::Error> {
-        let (k, v) = self.views(config)?;
-        Ok(CacheMaps { k: self.k.map("cache.k", &k, box_tokens)?, v: self.v.map("cache.v", &v, box_tokens)? })
+impl KvMemory {
+    /// The tensor maps by which the prefill kernel copies from `k` and `v`, in boxes of `box_tokens` tokens.
+    pub(crate) fn maps(
+        &self,
+        config: &AttentionConfig,
+        [k, v]: [&CacheView; 2],
+        box_tokens: u32,
+    ) -> Result<CacheMaps, crate::Error> {
+        let (dim, heads) = (config.head_dim as u64, config.kv_heads as u64);
+        Ok(match self {
+            KvMemory::Paged { cache, .. } => {
+                let dims = [dim, config.page_size_tokens as u64, heads, cache.k.pages];
+                CacheMaps {
+                    k: map("cache.k", k, dims, config.dtype, box_tokens)?,
+                    v: map("cache.v", v, dims, config.dtype, box_tokens)?,
+                }
+            }
+            KvMemory::Ragged { k: keys, v: values } => CacheMaps {
+                k: map("k", k, [dim, keys.tokens, heads, 1], config.dtype, box_tokens)?,
+                v: map("v", v, [dim, values.tokens, heads, 1], config.dtype, box_tokens)?,
+            },
+        })
     }
 }
 
 #[cfg(feature = "cuda")]
-impl CacheRows {
-    fn map(&self, tensor: &'static str, view: &CacheView, box_tokens: u32) -> Result<[u64; 16], crate::Error> {
-        // A stride that nothing steps by may be anything; the hardware looks at it all the same.
-        let stride = |field, got: i64, count: u64| match got {
-            _ if count <= 1 => Ok(self.head_dim as u64 * self.dtype.bytes() as u64),
-            16..0x100_0000_0000 if got % 16 == 0 => Ok(got as u64),
-            _ => Err(ArgumentError::Unmappable { tensor, field, got }),
-        };
-        let description = crate::driver::CacheMapDescription {
-            address: view.address,
-            dims: [self.head_dim as u64, self.page_size_tokens as u64, self.kv_heads as u64, self.pages.max(1)],
-            strides_bytes: [
-                stride("token_stride", view.token_stride_bytes, self.page_size_tokens as u64)?,
-                stride("head_stride", view.head_stride_bytes, self.kv_heads as u64)?,
-                stride("page_stride", view.page_stride_bytes, self.pages)?,
-            ],
-            box_tokens,
-            is_bf16: self.dtype == DType::Bf16,
-        };
-        Ok(description.encode()?)
-    }
+fn map(
+    tensor: &'static str,
+    view: &CacheView,
+    dims: [u64; 4],
+    dtype: DType,
+    box_tokens: u32,
+) -> Result<[u64; 16], crate::Error> {
+    // A stride that nothing steps by may be anything; the hardware looks at it all the same.
+    let stride = |field, got: i64, count: u64| match got {
+        _ if count <= 1 => Ok(dims[0] * dtype.bytes() as u64),
+        16..0x100_0000_0000 if got % 16 == 0 => Ok(got as u64),
+        _ => Err(ArgumentError::Unmappable { tensor, field, got }),
+    };
+    let description = crate::driver::CacheMapDescription {
+        address: view.address,
+        dims: dims.map(|count| count.max(1)),
+        strides_bytes: [
+            stride("token_stride", view.token_stride_bytes, dims[1])?,
+            stride("head_stride", view.head_stride_bytes, dims[2])?,
+            stride("page_stride", view.page_stride_bytes, dims[3])?,
+        ],
+        box_tokens,
+        is_bf16: dtype == DType::Bf16,
+    };
+    Ok(description.encode()?)
 }
 
 /// Page ids on the device, `u32`, as the page table's offsets address them.
@@ -382,6 +433,38 @@ pub struct PageIndices {
     pub address: u64,
     /// Ids there.
     pub len: u64,
+}
+
+/// Where a call's keys and values lie. An attention takes the form that its config was made for and refuses the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvMemory {
+    /// In the pages of a cache.
+    Paged {
+        /// The cache.
+        cache: PagedCache,
+        /// Page ids on the device.
+        page_indices: PageIndices,
+    },
+    /// In rows, `[rows, kv_heads, head_dim]` each, with strides of their own, of an attention made with
+    /// [`AttentionConfig::ragged`]. Strides are multiples of 16 bytes. `k` and `v` have as many rows as the plan's
+    /// [`kv_rows`](crate::Planned::kv_rows) or more, in graphs as the limits' `max_kv_tokens`, and fewer are refused.
+    Ragged {
+        /// Keys.
+        k: Rows,
+        /// Values.
+        v: Rows,
+    },
+}
+
+impl KvMemory {
+    /// What messages call keys and values.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn names(&self) -> [&'static str; 2] {
+        match self {
+            KvMemory::Paged { .. } => ["cache.k", "cache.v"],
+            KvMemory::Ragged { .. } => ["k", "v"],
+        }
+    }
 }
 
 /// The base of an LSE's logarithm.
@@ -555,6 +638,23 @@ mod tests {
         assert_eq!(nhd.v.address - nhd.k.address, 16 * 8 * 128 * 2);
         let hnd = PagedCache::separate(1 << 20, 1 << 21, 10, Layout::Hnd, &config);
         assert_eq!((hnd.v.page_stride, hnd.v.token_stride, hnd.v.head_stride), (16 * 8 * 128, 128, 16 * 128));
+    }
+
+    #[test]
+    fn ragged_pages_and_tokens_are_a_row_apart() {
+        let config = AttentionConfig::ragged(1, 1, 512);
+        let rows = Rows::contiguous(1 << 40, DType::Bf16, 1 << 30, 1, 512).with_strides(4096, 512);
+        let view = rows.ragged_view("k", 7, &config).unwrap();
+        let strides = [view.page_stride_bytes, view.token_stride_bytes, view.head_stride_bytes];
+        assert_eq!((view.address, strides), (1 << 40, [8192, 8192, 0]));
+        let refused = |rows: Rows| rows.ragged_view("k", 7, &config).unwrap_err().to_string();
+        assert_eq!(refused(Rows { tokens: 6, ..rows }), "k.tokens is 6; this call needs 7");
+        assert_eq!(refused(Rows { heads: 2, ..rows }), "k.heads is 2; this call needs 1");
+        assert_eq!(refused(Rows { head_dim: 256, ..rows }), "k.head_dim is 256; this call needs 512");
+        assert_eq!(refused(Rows { dtype: DType::F16, ..rows }), "k is f16; this call needs bf16");
+        for tokens in [1 << 52, u64::MAX] {
+            assert_eq!(refused(Rows { tokens, ..rows }), "k.tokens * token_stride does not fit 64-bit bytes");
+        }
     }
 
     #[test]

@@ -20,6 +20,8 @@ pub struct WorkspaceLayout {
     pub queue_begin_offset_bytes: u64,
     /// Where the plan says which part of a mask is each request's.
     pub mask_requests_offset_bytes: u64,
+    /// Where the plan says which row of ragged keys and values is each request's first.
+    pub first_kv_rows_offset_bytes: u64,
     /// Where the plan's work items start.
     pub items_offset_bytes: u64,
     /// Room for the plan image; a plan uses a prefix of it.

@@ -677,3 +677,37 @@ fn masks_are_placed_one_after_another() {
         assert!(places.iter().map(|place| place.kv_len_tokens).eq([5, 7, 9, 0, 8]));
     }
 }
+
+/// Rows without pages change nothing of a plan but where keys are looked for: request by request, in one page each.
+#[test]
+fn ragged_requests_have_a_page_each() {
+    let requests = [(3, 5), (0, 7), (1, 900), (2, 0), (70, 300)];
+    let batch = Batch::new(16, &requests);
+    let query = QueryLengths::indptr(&batch.query_indptr).unwrap();
+    let (adjacent, spread) = ([0u32, 5, 12, 912, 912, 1212], [0u32, 6, 20, 920, 923, 1223]);
+    let tables = [
+        (PageTable::ragged(&adjacent).unwrap(), adjacent),
+        (PageTable::ragged_with_lens(&spread, &batch.kv_lens).unwrap(), spread),
+    ];
+    for mode in [SplitMode::Balanced, SplitMode::BatchInvariant, SplitMode::FixedSplit { tokens: 128 }] {
+        let planner = |config: AttentionConfig| {
+            Planner::new(config.with_mask(MaskForm::Bits), Target::new(8, 64), mode, tight_limits(&requests)).unwrap()
+        };
+        let mut paged = planner(AttentionConfig::new(8, 2, 128, 16));
+        let paged = batch.plan(&mut paged, 16);
+        let mut ragged = planner(AttentionConfig::ragged(8, 2, 128));
+        for (table, row_begin) in &tables {
+            let plan = ragged.plan(table, query).unwrap();
+            check_layout(plan);
+            let expected = paged.items().iter().map(|item| WorkItem { page_begin: item.request, ..*item });
+            assert!(plan.items().iter().copied().eq(expected), "{mode:?}");
+            assert_eq!(plan.queue_begin(), paged.queue_begin());
+            let layout = plan.workspace();
+            let (begin, end) = (layout.first_kv_rows_offset_bytes as usize, layout.items_offset_bytes as usize);
+            assert!(layout.mask_requests_offset_bytes as usize + 16 * requests.len() <= begin);
+            assert!(begin + 4 * requests.len() <= end);
+            let first_rows: &[u32] = bytemuck::cast_slice(&plan.image()[begin..][..4 * requests.len()]);
+            assert_eq!(first_rows, &row_begin[..requests.len()]);
+        }
+    }
+}

@@ -5,6 +5,7 @@
 use crate::layout::{LAYOUTS, Layout};
 use crate::variants::{Modifiers, variant_cases};
 use kernels_gpu::abi::tile::ATTEND_HEAD_DIMS;
+use oxattn::MaskForm;
 use oxattn::config::{AttentionConfig, DType};
 
 /// One batch.
@@ -58,22 +59,26 @@ pub enum Unused {
     Nan,
 }
 
-/// Which pages the requests own.
+/// Which pages the requests own, or, of ragged keys and values, which rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
-    /// Their own, scattered over a pool with pages to spare.
+    /// Their own, scattered over a pool with pages to spare; ragged, with rows between them that none owns.
     Scattered,
+    /// Ragged only: one after another.
+    Adjacent,
     /// Their own, and each list is one page longer than its tokens need.
     OneTooMany,
     /// All the same ones.
     Shared,
-    /// Their own, with ids from [`HIGH_PAGE`] on. The cache's view begins that many pages before the memory, so an
+    /// Their own, with ids from [`HIGH_PAGE`] on, or rows from [`HIGH_ROW`] on after a request without keys. The cache's view begins that many pages before the memory, so an
     /// executor that moves addresses region by region cannot run it.
     HighIds,
 }
 
 /// Pages of 32 KiB before this one are 8 GiB, 2^32 elements of 2 bytes.
 pub const HIGH_PAGE: u32 = 262_144;
+/// Rows of 512 bytes before this one are 8 GiB.
+pub const HIGH_ROW: u32 = 1 << 24;
 
 impl Case {
     pub(crate) fn new(
@@ -97,6 +102,14 @@ impl Case {
             seeds: (0..kv_lens.len() as u64).collect(),
             modifiers: Modifiers::default(),
         }
+    }
+
+    /// The same batch with ragged keys and values.
+    pub fn ragged(mut self) -> Case {
+        let AttentionConfig { query_heads, kv_heads, head_dim, .. } = self.config;
+        let AttentionConfig { page_size_tokens, ragged, .. } = AttentionConfig::ragged(query_heads, kv_heads, head_dim);
+        (self.config.page_size_tokens, self.config.ragged) = (page_size_tokens, ragged);
+        self
     }
 
     pub(crate) fn f16(mut self) -> Case {
@@ -126,7 +139,7 @@ impl Case {
         Case { unused, ..self }
     }
 
-    fn pages(self, pages: Pages) -> Case {
+    pub(crate) fn pages(self, pages: Pages) -> Case {
         Case { pages, ..self }
     }
 
@@ -164,6 +177,7 @@ pub fn cases() -> Vec<Case> {
     decode_grid(&mut cases);
     several_tokens(&mut cases);
     field_cases(&mut cases);
+    ragged(&mut cases);
     cases.extend(variant_cases());
     cases
 }
@@ -222,6 +236,44 @@ fn several_tokens(cases: &mut Vec<Case>) {
         cases.push(case.clone());
         cases.push(Case { name: format!("{}, non-causal", case.name), ..case.non_causal().f16() });
     }
+}
+
+/// Prompts without a cache, decodes, no tokens, no keys, and keys enough for several tiles; K and V apart or in one
+/// tensor, with strides of their own.
+fn ragged(cases: &mut Vec<Case>) {
+    let (prompts, query_lens, kv_lens) = ([1, 0, 17, 2, 70], [1, 3, 0, 2, 5, 1, 40], [37, 129, 9, 1, 0, 1, 150]);
+    for (index, layout) in LAYOUTS.into_iter().enumerate() {
+        let heads = [(4, 2), (5, 1), (4, 4), (6, 2)][index];
+        let dtype = if index % 2 == 0 { DType::Bf16 } else { DType::F16 };
+        let pages = if index % 2 == 0 { Pages::Scattered } else { Pages::Adjacent };
+        let prompts = Case::new(format!("ragged prompts, {layout:?}"), heads, 64, 1, &prompts, &prompts);
+        let mixed = Case::new(format!("ragged mix, {layout:?}"), heads, 80, 1, &query_lens, &kv_lens);
+        for case in [prompts, mixed] {
+            let case = case.ragged().layout(layout).dtype(dtype).pages(pages);
+            cases.push(case.clone());
+            cases.push(Case { name: format!("{}, non-causal", case.name), ..case.clone().non_causal() });
+            let windowed = |config: AttentionConfig| config.with_window(Some(40), None).with_sinks();
+            cases.push(case.clone().changed(format!("{}, windows and sinks", case.name), windowed));
+            let all = |config: AttentionConfig| {
+                let form = if index % 2 == 0 { MaskForm::Bits } else { MaskForm::Bytes };
+                let config = config.non_causal().with_mask(form).with_window(Some(40), Some(3));
+                config.with_soft_cap(20.0).with_alibi().with_temperatures()
+            };
+            cases.push(case.clone().changed(format!("{}, a mask and all the rest", case.name), all));
+        }
+    }
+    let ragged = |name: &str, heads, head_dim, query_lens: &[u32], kv_lens: &[u32]| {
+        Case::new(name, heads, head_dim, 1, query_lens, kv_lens).ragged()
+    };
+    cases.extend([
+        ragged("ragged, an empty batch", (4, 2), 64, &[], &[]),
+        ragged("ragged, no keys at all", (4, 2), 64, &[2, 1], &[0, 0]),
+        ragged("ragged, NaN before and after each request's keys", (4, 2), 64, &[2, 1, 3, 20], &[0, 40, 5, 20]),
+        ragged("ragged, one long request", (4, 1), 128, &[1], &[450]),
+        ragged("ragged, head dim 256", (2, 1), 256, &[20, 1], &[20, 90]).unused(Unused::NanValues),
+        ragged("ragged, queries inside fused QKV", (4, 2), 128, &[9, 3], &[9, 5]).fused(1024),
+        ragged("ragged, offsets past 32 bits", (4, 2), 128, &[1, 2, 1], &[0, 65, 100]).pages(Pages::HighIds),
+    ]);
 }
 
 fn field_cases(cases: &mut Vec<Case>) {

@@ -4,7 +4,7 @@
 //! that differ only there must have the same outputs.
 
 use crate::buffer::{Access, Buffer};
-use crate::cases::{Case, HIGH_PAGE, Pages, Unused, Values};
+use crate::cases::{Case, HIGH_PAGE, HIGH_ROW, Pages, Unused, Values};
 use crate::executors::{AttentionLaunch, Executor};
 use crate::layout::{Strides, strides};
 use crate::number::{bits, lse_agrees, row_error, row_tolerance, value};
@@ -13,11 +13,13 @@ use crate::random::Random;
 use crate::variants::Modifiers;
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::parameters::{AttendParameters, CacheView, RowsView};
-use kernels_gpu::abi::plan::MaskRequest;
+use kernels_gpu::abi::plan::{MaskRequest, RAGGED_PAGE_TOKENS};
 use kernels_gpu::variant::ModifiedParameters;
 use oxattn::oracle::{Request, Rules, State};
 use oxattn::tensor::CacheRows;
-use oxattn::{Device, Lse2, LseE, MaskForm, MaskMemory, PageIndices, PagedCache, Rows, Run, VariantInputs, pack_mask};
+use oxattn::{
+    Device, KvMemory, Lse2, LseE, MaskForm, MaskMemory, PageIndices, PagedCache, Rows, Run, VariantInputs, pack_mask,
+};
 use std::cell::OnceCell;
 use std::f32::consts::{LN_2, LOG2_E};
 use std::rc::Rc;
@@ -42,9 +44,9 @@ pub enum Lse {
 pub struct Fixture {
     /// The case.
     pub case: Case,
-    /// Where each request's page ids start in `page_indices`, and their total.
+    /// Where each request's page ids start in `page_indices`, or its rows if they are ragged, and their total.
     pub page_begin: Vec<u32>,
-    /// Page ids of the pool.
+    /// Page ids of the pool; none of ragged rows.
     pub page_indices: Vec<u32>,
     q: Buffer,
     q_strides: RowStrides,
@@ -156,7 +158,7 @@ impl Fixture {
         }
         for (request, &kv_len) in case.kv_lens.iter().enumerate() {
             for_each_cell(1, kv_len as usize, kv_heads, |_, position, head| {
-                let page = page_indices[page_begin[request] as usize + position / page_size] as usize;
+                let page = pool_page(case, &page_begin, &page_indices, request, position);
                 let from = (position * kv_heads + head) * head_dim;
                 for (strides, rows) in [(k_strides, &keys[request]), (v_strides, &values[request])] {
                     let to = strides.row(page, position % page_size, head);
@@ -220,7 +222,10 @@ impl Fixture {
             queue_begin: image + header.queue_begin_offset_bytes as u64,
             items: image + header.items_offset_bytes as u64,
             arrivals: image + header.arrivals_offset_bytes as u64,
-            page_indices: page_indices.address(),
+            page_indices: match config.ragged {
+                true => image + plan.first_kv_rows_offset_bytes,
+                false => page_indices.address(),
+            },
             partial_out: partial_out.address(),
             partial_lse: partial_lse.address(),
             q: self.q_strides.view(self.q.address(), 2),
@@ -228,7 +233,7 @@ impl Fixture {
             lse: lse_view,
             k: self.cache_view(self.k_strides, pool),
             v: self.cache_view(self.v_strides, pool),
-            page_size: Divisor::new(config.page_size_tokens).unwrap(),
+            page_size: Divisor::new(if config.ragged { RAGGED_PAGE_TOKENS } else { config.page_size_tokens }).unwrap(),
             group: Divisor::new(config.group()).unwrap(),
             team_blocks: Divisor::new(plan.teams.blocks).unwrap(),
             heads_per_block: plan.teams.heads_per_block,
@@ -331,10 +336,18 @@ impl Fixture {
         };
         let (lse_address, lse_tokens) = (lse.address(), tokens as u64);
         let page_indices = PageIndices { address: inputs.page_indices.address(), len: self.page_indices.len() as u64 };
+        let ragged = |strides: Strides| {
+            let address = inputs.pool.address() + 2 * strides.base as u64;
+            Rows::contiguous(address, config.dtype, self.pages as u64, config.kv_heads, config.head_dim)
+                .with_strides(strides.page as i64, strides.head as i64)
+        };
         let run = Run {
             q: rows(inputs.q.address(), self.q_strides),
-            cache: PagedCache { k: half(self.k_strides), v: half(self.v_strides) },
-            page_indices,
+            kv: if config.ragged {
+                KvMemory::Ragged { k: ragged(self.k_strides), v: ragged(self.v_strides) }
+            } else {
+                KvMemory::Paged { cache: PagedCache { k: half(self.k_strides), v: half(self.v_strides) }, page_indices }
+            },
             out: rows(out.address() + 2 * out_strides.base as u64, out_strides),
             lse: match lse_asked {
                 Lse::None => None,
@@ -383,7 +396,7 @@ impl Fixture {
         let cells = self.pool.as_mut_slice::<u16>();
         for (request, (&query_len, &kv_len)) in self.case.query_lens.iter().zip(&self.case.kv_lens).enumerate() {
             for position in (kv_len - query_len) as usize..kv_len as usize {
-                let page = self.page_indices[self.page_begin[request] as usize + position / page_size] as usize;
+                let page = pool_page(&self.case, &self.page_begin, &self.page_indices, request, position);
                 let row = position * kv_heads * head_dim..(position + 1) * kv_heads * head_dim;
                 new.k.extend_from_slice(&self.keys[request][row.clone()]);
                 new.v.extend_from_slice(&self.values[request][row]);
@@ -401,7 +414,9 @@ impl Fixture {
 
     /// The cache as a launch sees it: page [`first_page`] is the pool's page 0.
     fn cache_view(&self, strides: Strides, pool: u64) -> CacheView {
-        let view = strides.view(pool);
+        // Ragged keys are in no pages, so the pool's have a row each, from which the next token's is as far as the next page.
+        let token = if self.case.config.ragged { strides.page } else { strides.token };
+        let view = Strides { token, ..strides }.view(pool);
         let before = first_page(&self.case) as i64 * view.page_stride_bytes;
         CacheView { address: view.address.wrapping_add_signed(-before), ..view }
     }
@@ -561,6 +576,14 @@ struct Inputs {
 }
 
 impl Tensors {
+    /// The cache and page ids of a case that has them.
+    pub fn paged(&self) -> (PagedCache, PageIndices) {
+        match self.run.kv {
+            KvMemory::Paged { cache, page_indices } => (cache, page_indices),
+            KvMemory::Ragged { .. } => panic!("ragged keys and values are in no cache"),
+        }
+    }
+
     /// Copies the inputs of `fixture`, whose rows must lie as those of the fixture they were made for, and clears the
     /// outputs.
     pub fn load(&self, fixture: &Fixture) {
@@ -611,13 +634,43 @@ fn mask_of(case: &Case) -> (Vec<u8>, Vec<MaskRequest>) {
     (bytes, places)
 }
 
-/// The id of the pool's first page.
+/// The id of the pool's first page, or the number of its first row.
 fn first_page(case: &Case) -> u32 {
-    if case.pages == Pages::HighIds { HIGH_PAGE } else { 0 }
+    match case.pages {
+        Pages::HighIds if case.config.ragged => HIGH_ROW,
+        Pages::HighIds => HIGH_PAGE,
+        _ => 0,
+    }
+}
+
+/// The page of the pool that holds a position of a request.
+fn pool_page(case: &Case, page_begin: &[u32], page_indices: &[u32], request: usize, position: usize) -> usize {
+    let place = page_begin[request] as usize + position / case.config.page_size_tokens as usize;
+    if case.config.ragged { place - first_page(case) as usize } else { page_indices[place] as usize }
+}
+
+/// `page_begin`, no page ids, and the rows of the pool: up to two rows after each request's, and more after the last,
+/// are nobody's.
+fn ragged_rows(case: &Case) -> (Vec<u32>, Vec<u32>, usize) {
+    let mut row_begin = vec![0];
+    let mut end = 0;
+    for (request, &kv_len) in case.kv_lens.iter().enumerate() {
+        end += match case.pages {
+            Pages::Adjacent => kv_len,
+            Pages::HighIds if request == 0 => kv_len + HIGH_ROW,
+            _ => kv_len + 2 - request as u32 % 3,
+        };
+        row_begin.push(end);
+    }
+    let rows = end - first_page(case);
+    (row_begin, Vec::new(), rows as usize + 3)
 }
 
 /// `page_begin`, page ids, and the pages of the pool: a third more than are owned, in any order.
 fn page_table(case: &Case) -> (Vec<u32>, Vec<u32>, usize) {
+    if case.config.ragged {
+        return ragged_rows(case);
+    }
     let page_size = case.config.page_size_tokens;
     let spare = (case.pages == Pages::OneTooMany) as u32;
     let counts: Vec<u32> = case.kv_lens.iter().map(|kv_len| kv_len.div_ceil(page_size) + spare).collect();

@@ -2,10 +2,10 @@
 //! of pieces.
 
 use crate::buffer::{Access, Buffer, Region};
-use crate::cases::Case;
+use crate::cases::{Case, Pages};
 use kernels_gpu::abi::plan::{PLAN_MAGIC, PlanHeader, WorkItem};
 use kernels_gpu::abi::tile::{ATTEND_TILE_ROWS, Teams};
-use oxattn::{Limits, PageTable, Planner, QueryLengths, SplitMode, Target};
+use oxattn::{Limits, PageTable, PageTableError, Planner, QueryLengths, SplitMode, Target};
 
 /// A plan image in memory.
 pub struct PlanImage {
@@ -13,27 +13,36 @@ pub struct PlanImage {
     pub image: Buffer,
     /// The blocks that walk it.
     pub teams: Teams,
+    /// Where the first rows of ragged keys and values start.
+    pub first_kv_rows_offset_bytes: u64,
 }
 
 impl PlanImage {
     /// A workspace for the images of `planner`, which is for `kv_heads` heads on `target`, all 0xff.
     pub fn unplanned(planner: &Planner, target: Target, kv_heads: u32) -> PlanImage {
         let image = Buffer::filled(planner.workspace_size().image_bytes as usize, 0xff);
-        PlanImage { image, teams: target.teams(kv_heads) }
+        let first_kv_rows_offset_bytes = planner.workspace_size().first_kv_rows_offset_bytes;
+        PlanImage { image, teams: target.teams(kv_heads), first_kv_rows_offset_bytes }
     }
 
     /// Plans `case`, whose page ids start at `page_begin`, over whatever the image held before.
     pub fn plan(&mut self, planner: &mut Planner, case: &Case, page_begin: &[u32]) {
-        let table = PageTable::csr(case.config.page_size_tokens, page_begin, &case.kv_lens).unwrap();
+        let table = table_of(case, page_begin).unwrap();
         let query_begin = case.query_begin();
         let plan = planner.plan(&table, QueryLengths::indptr(&query_begin).unwrap()).unwrap();
         let bytes = plan.image();
         self.image.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// The image of these queues, one a team of `teams`: tall items, then short ones. What lies between its arrays is
-    /// 0xff.
-    pub fn of_queues(teams: Teams, queues: &[[Vec<WorkItem>; 2]], groups: u32, partial_rows: u32) -> PlanImage {
+    /// The image of these queues, one a team of `teams`: tall items, then short ones. `first_kv_rows` are those of ragged
+    /// keys. What lies between its arrays is 0xff.
+    pub fn of_queues(
+        teams: Teams,
+        queues: &[[Vec<WorkItem>; 2]],
+        groups: u32,
+        partial_rows: u32,
+        first_kv_rows: &[u32],
+    ) -> PlanImage {
         assert_eq!(queues.len(), teams.teams as usize);
         let mut queue_begin = vec![0u32];
         queue_begin.extend(queues.as_flattened().iter().scan(0, |sum, run| {
@@ -44,7 +53,8 @@ impl PlanImage {
         let arrivals = vec![0u32; groups as usize];
         let arrivals_offset = size_of::<PlanHeader>();
         let queue_begin_offset = (arrivals_offset + 4 * arrivals.len()).next_multiple_of(16);
-        let items_offset = (queue_begin_offset + 4 * queue_begin.len()).next_multiple_of(16);
+        let first_kv_rows_offset = (queue_begin_offset + 4 * queue_begin.len()).next_multiple_of(16);
+        let items_offset = (first_kv_rows_offset + size_of_val(first_kv_rows)).next_multiple_of(16);
         let image_bytes = items_offset + size_of_val(items.as_slice());
         let header = PlanHeader {
             magic: PLAN_MAGIC,
@@ -65,8 +75,9 @@ impl PlanImage {
         put(0, bytemuck::bytes_of(&header));
         put(arrivals_offset, bytemuck::cast_slice(&arrivals));
         put(queue_begin_offset, bytemuck::cast_slice(&queue_begin));
+        put(first_kv_rows_offset, bytemuck::cast_slice(first_kv_rows));
         put(items_offset, bytemuck::cast_slice(&items));
-        PlanImage { image, teams }
+        PlanImage { image, teams, first_kv_rows_offset_bytes: first_kv_rows_offset as u64 }
     }
 
     /// What the image holds.
@@ -99,6 +110,15 @@ impl PlanImage {
     }
 }
 
+/// The table of `case`, whose page ids, or rows, start at `page_begin`.
+pub fn table_of<'a>(case: &'a Case, page_begin: &'a [u32]) -> Result<PageTable<'a>, PageTableError> {
+    match (case.config.ragged, case.pages) {
+        (false, _) => PageTable::csr(case.config.page_size_tokens, page_begin, &case.kv_lens),
+        (true, Pages::Adjacent) => PageTable::ragged(page_begin),
+        (true, _) => PageTable::ragged_with_lens(page_begin, &case.kv_lens),
+    }
+}
+
 /// The least limits that hold each of `cases`.
 pub fn limits_for(cases: &[&Case]) -> Limits {
     let largest = |of: &dyn Fn(&Case) -> u64| cases.iter().map(|case| of(case)).max().unwrap().max(1);
@@ -124,7 +144,7 @@ pub fn planned(case: &Case, page_begin: &[u32], target: Target, mode: SplitMode)
 }
 
 /// The keys of every tile in `pieces` pieces, empty ones included; one piece writes its output directly. Items go
-/// round the queues of `teams`. `page_begin` is where each request's page ids start. Requests of more than 16 rows have
+/// round the queues of `teams`. `page_begin` is where each request's page ids, or rows, start. Requests of more than 16 rows have
 /// tall tiles of `tall_rows`, if that is not 0.
 pub fn forced_split(case: &Case, page_begin: &[u32], pieces: u32, teams: Teams, tall_rows: u32) -> PlanImage {
     let (group, kv_heads) = (case.config.group(), case.config.kv_heads);
@@ -146,7 +166,7 @@ pub fn forced_split(case: &Case, page_begin: &[u32], pieces: u32, teams: Teams, 
                     kv_begin_tokens: cut(piece),
                     kv_end_tokens: cut(piece + 1),
                     query_position: kv_len as i32 - query_len as i32,
-                    page_begin: page_begin[request],
+                    page_begin: if case.config.ragged { request as u32 } else { page_begin[request] },
                     pieces,
                     piece,
                     partial_begin: partial_rows,
@@ -161,5 +181,6 @@ pub fn forced_split(case: &Case, page_begin: &[u32], pieces: u32, teams: Teams, 
             }
         }
     }
-    PlanImage::of_queues(teams, &queues, groups, partial_rows)
+    let first_kv_rows = if case.config.ragged { page_begin } else { &[] };
+    PlanImage::of_queues(teams, &queues, groups, partial_rows, first_kv_rows)
 }

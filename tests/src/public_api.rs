@@ -10,7 +10,7 @@ use crate::cases::Case;
 use crate::checks::{AppendCheck, PAGES, Tokens, Verdict};
 use crate::executors::{Operators, RopeAppendLaunch, RopeLaunch, RotatedAppends, Rotations};
 use crate::fixture::{Fixture, Lse, Outputs, Tensors};
-use crate::plans::limits_for;
+use crate::plans::{limits_for, table_of};
 use kernels_gpu::abi::parameters::{
     AppendParameters, CacheView, MergeStatesParameters, PositionsParameters, RopeParameters, RowsView,
 };
@@ -23,8 +23,8 @@ use oxattn::rope::{Rope, RopeAngles, RopeAppend, RopeConfig, RopePositions, Rope
 use oxattn::tensor::{Base2, BaseE, CacheRows, LogBase};
 use oxattn::validate::{REPORT_BYTES, verdict};
 use oxattn::{
-    Attention, Buffer, Device, Error, Layout, PageIndices, PageTable, PagedCache, Planned, QueryLengths, Rows, Run,
-    SplitMode, Stream, Workspace,
+    Attention, Buffer, Device, Error, Layout, PageIndices, PagedCache, Planned, QueryLengths, Rows, Run, SplitMode,
+    Stream, Workspace,
 };
 
 /// An attention with a workspace, which held 0xff before the first plan.
@@ -122,7 +122,7 @@ fn plan_lens(
     workspace: &mut Workspace,
     stream: Stream,
 ) -> Result<Planned, Error> {
-    let table = PageTable::csr(case.config.page_size_tokens, page_begin, &case.kv_lens)?;
+    let table = table_of(case, page_begin)?;
     let query_begin = case.query_begin();
     attention.plan(&table, QueryLengths::indptr(&query_begin)?, workspace, stream)
 }

@@ -22,7 +22,7 @@ use oxattn::operators::{Append, Destination, State, append, merge_state};
 use oxattn::rope::{Rope, RopeAppend, RopeConfig, RopePositions, RopeRun, Rotate};
 use oxattn::tensor::CacheRows;
 use oxattn::{
-    Attention, Device, Error, Limits, Lse2, LseE, MaskForm, MaskMemory, PageIndices, PageTable, PagedCache,
+    Attention, Device, Error, KvMemory, Limits, Lse2, LseE, MaskForm, MaskMemory, PageIndices, PageTable, PagedCache,
     QueryLengths, Rows, Run, SplitMode, Stream, Values, VariantInputs, Workspace,
 };
 
@@ -58,7 +58,11 @@ macro_rules! device_tests {
             counts_of_arrivals_are_zero_after_a_run,
             empty_tensors_are_fine,
             block_tables_and_uniform_lengths_plan_alike,
+            ragged_keys_change_no_bit,
+            ragged_keys_run_as_in_graphs,
             b18_rows_that_do_not_match_are_refused,
+            ragged_keys_that_do_not_match_are_refused,
+            ragged_and_paged_are_not_mixed,
             inputs_of_variants_that_do_not_match_are_refused,
             plans_that_do_not_match_are_refused,
             configurations_no_kernel_runs_are_refused,
@@ -412,7 +416,7 @@ pub fn a_run_sees_what_was_appended_before_it(device: &Device) {
     let rows = |address| Rows::contiguous(address, config.dtype, 12, config.kv_heads, config.head_dim);
     for layer in &layers {
         let destination = Destination::Slots { address: slots.address() };
-        let arguments = Append { k: rows(k.address()), v: rows(v.address()), cache: layer.run.cache, destination };
+        let arguments = Append { k: rows(k.address()), v: rows(v.address()), cache: layer.paged().0, destination };
         // SAFETY: everything lives until it is downloaded, which waits.
         unsafe { append(device, &config, &arguments, stream) }.unwrap();
         setup.run(&planned, &layer.run, stream).unwrap();
@@ -485,8 +489,7 @@ pub fn empty_tensors_are_fine(device: &Device) {
     let cache = PagedCache::separate(0, 0, 0, oxattn::Layout::Nhd, &config);
     let run = Run {
         q: rows,
-        cache,
-        page_indices: PageIndices { address: 0, len: 0 },
+        kv: KvMemory::Paged { cache, page_indices: PageIndices { address: 0, len: 0 } },
         out: rows,
         lse: Some(Lse2::contiguous(0, 0, 8).into()),
         variant: VariantInputs::default(),
@@ -529,9 +532,142 @@ pub fn block_tables_and_uniform_lengths_plan_alike(device: &Device) {
     let table = PageTable::block_table(16, 5, &[35i32, 16, 48]).unwrap();
     let Setup { attention, workspace, .. } = &mut setup;
     let planned = attention.plan(&table, QueryLengths::uniform(1), workspace, Stream::default()).unwrap();
-    let run = Run { page_indices: PageIndices { address: block_table.address(), len: 15 }, ..tensors.run };
+    let page_indices = PageIndices { address: block_table.address(), len: 15 };
+    let run = Run { kv: KvMemory::Paged { cache: tensors.paged().0, page_indices }, ..tensors.run };
     setup.run(&planned, &run, Stream::default()).unwrap();
     assert!(tensors.download(&fixture).bits() == csr.bits());
+}
+
+/// Decodes, chunks and prompts, short items and tall ones, in pages of 16 tokens.
+fn batch_of_all_kinds(layout: Layout) -> Case {
+    let (query_lens, kv_lens) = (vec![1, 5, 0, 70, 1, 2], vec![300, 71, 3, 70, 1, 0]);
+    Case { query_lens, kv_lens, seeds: (0..6).collect(), ..paged(16, layout) }
+}
+
+/// Without pages, with and without rows between the requests' and NaN there, a request's keys are the same keys.
+pub fn ragged_keys_change_no_bit(device: &Device) {
+    for mode in [SplitMode::Balanced, SplitMode::BatchInvariant, SplitMode::FixedSplit { tokens: 64 }] {
+        for causal in [true, false] {
+            let base = |layout| {
+                let case = batch_of_all_kinds(layout);
+                if causal { case } else { case.non_causal() }
+            };
+            let paged = run_alone(device, &Fixture::new(&base(LAYOUTS[0])), mode, Lse::Two);
+            for (layout, pages) in LAYOUTS.into_iter().zip([Pages::Scattered, Pages::Adjacent].into_iter().cycle()) {
+                let fixture = Fixture::new(&Case { pages, ..base(layout).ragged() });
+                let ragged = run_alone(device, &fixture, mode, Lse::Two);
+                check(&fixture, &ragged, &format!("ragged, {mode:?}"));
+                assert!(ragged.bits() == paged.bits(), "{layout:?}, {pages:?}, {mode:?}, causal {causal}");
+            }
+        }
+    }
+}
+
+/// Plans in turn over the same tensors, which have rows for the limits' keys.
+pub fn ragged_keys_run_as_in_graphs(device: &Device) {
+    let [short, long] = short_and_long().map(|case| Case { pages: Pages::Adjacent, ..case.ragged() });
+    let mut setup = Setup::for_graphs(device, &[&short, &long], SplitMode::Balanced);
+    let fixtures = [&short, &long].map(Fixture::new);
+    let tensors = fixtures[1].tensors(device, Lse::E, 3);
+    for fixture in [&fixtures[1], &fixtures[0], &fixtures[1]] {
+        tensors.load(fixture);
+        check(fixture, &setup.outputs(fixture, &tensors, Stream::default()), "as in graphs");
+    }
+}
+
+/// Ragged keys and values, tensor by tensor, and the outputs stay as they were.
+pub fn ragged_keys_that_do_not_match_are_refused(device: &Device) {
+    let case = Case { query_lens: vec![1; 3], kv_lens: vec![35, 16, 48], ..paged(16, LAYOUTS[3]) }.ragged();
+    let fixture = Fixture::new(&case);
+    let mut setup = Setup::new(device, &[&case], SplitMode::Balanced);
+    let tensors = fixture.tensors(device, Lse::Two, 3);
+    let planned = setup.plan(&fixture, Stream::default()).unwrap();
+    // 35 + 2, 16 + 1 and 48 rows.
+    assert_eq!((planned.kv_rows, planned.page_index_len), (102, 0));
+    let run = tensors.run;
+    let KvMemory::Ragged { k, v } = run.kv else { panic!("a ragged case's") };
+    let ragged = |k: Rows, v: Rows| Run { kv: KvMemory::Ragged { k, v }, ..run };
+    let odd = k.address + 2;
+    let unfit = [
+        (ragged(Rows { tokens: 101, ..k }, v), "k.tokens is 101; this call needs 102".to_owned()),
+        (ragged(k, Rows { tokens: 101, ..v }), "v.tokens is 101; this call needs 102".into()),
+        (ragged(Rows { heads: 4, ..k }, v), "k.heads is 4; this call needs 2".into()),
+        (ragged(k, Rows { head_dim: 128, ..v }), "v.head_dim is 128; this call needs 64".into()),
+        (ragged(Rows { dtype: DType::F16, ..k }, v), "k is f16; this call needs bf16".into()),
+        (ragged(k, Rows { dtype: DType::F32, ..v }), "v is f32; this call needs bf16".into()),
+        (ragged(Rows { address: 0, ..k }, v), "k has elements but its address is 0".into()),
+        (ragged(Rows { address: odd, ..k }, v), format!("k.address is {odd} bytes, which is not a multiple of 16")),
+        (ragged(k, v.with_strides(129, 64)), "v.token_stride is 258 bytes, which is not a multiple of 16".into()),
+        (ragged(k, v.with_strides(128, 65)), "v.head_stride is 130 bytes, which is not a multiple of 16".into()),
+        (ragged(k.with_strides(i64::MAX, 64), v), "k.token_stride does not fit 64-bit bytes".into()),
+        (ragged(k.with_strides(1 << 60, 64), v), "k.tokens * token_stride does not fit 64-bit bytes".into()),
+    ];
+    for (run, message) in &unfit {
+        refused(setup.run(&planned, run, Stream::default()), message);
+    }
+    let outputs = tensors.download(&fixture);
+    assert!(outputs.bits().0.iter().all(|&bits| bits == u16::MAX));
+    // Rows to spare, as many in V as it likes.
+    setup.run(&planned, &ragged(Rows { tokens: 102, ..k }, v), Stream::default()).unwrap();
+    check(&fixture, &tensors.download(&fixture), "after refusals");
+
+    // In graphs: rows for all the keys that a later plan may have, and no plan of more rows, spare ones among them.
+    let adjacent = Case { pages: Pages::Adjacent, ..case.clone() };
+    let mut graphs = Setup::for_graphs(device, &[&adjacent], SplitMode::Balanced);
+    refused(graphs.plan(&fixture, Stream::default()), "batch has 102 rows of keys; the planner's max_kv_tokens is 99");
+    let short = Case { kv_lens: vec![1, 1, 1], ..adjacent };
+    let planned = graphs.plan(&Fixture::new(&short), Stream::default()).unwrap();
+    let few = ragged(Rows { tokens: 98, ..k }, v);
+    refused(graphs.run(&planned, &few, Stream::default()), "k.tokens is 98; this call needs 99");
+}
+
+/// An attention is over pages or over rows, and so are its tables, its runs and its checks.
+pub fn ragged_and_paged_are_not_mixed(device: &Device) {
+    let paged = Case { query_lens: vec![1; 3], kv_lens: vec![35, 16, 48], ..paged(16, LAYOUTS[0]) };
+    let ragged = paged.clone().ragged();
+    let fixtures = [&paged, &ragged].map(Fixture::new);
+    let [on_paged, on_ragged] = fixtures.each_ref().map(|fixture| fixture.tensors(device, Lse::Two, 3));
+    let mut setups = [&paged, &ragged].map(|case| Setup::new(device, &[case], SplitMode::Balanced));
+    let stream = Stream::default();
+    refused(
+        setups[0].plan(&fixtures[1], stream),
+        "page table is ragged; the planner's config has pages of 16 tokens, not AttentionConfig::ragged",
+    );
+    let message = "page table has pages of 16 tokens; the planner's config is ragged, which takes PageTable::ragged";
+    refused(setups[1].plan(&fixtures[0], stream), message);
+    // Pages of one token are pages.
+    let single_pages = Fixture::new(&Case { config: AttentionConfig::new(4, 2, 64, 1), ..paged.clone() });
+    refused(setups[1].plan(&single_pages, stream), &message.replace("16", "1"));
+
+    let [planned_paged, planned_ragged] = [0, 1].map(|which| setups[which].plan(&fixtures[which], stream).unwrap());
+    let message = "this call brings k and v without pages, which the attention does not read; make it with \
+                   AttentionConfig::ragged";
+    refused(setups[0].run(&planned_paged, &on_ragged.run, stream), message);
+    let no_cache =
+        "this call brings a paged cache, which the attention does not read; make it with AttentionConfig::new";
+    refused(setups[1].run(&planned_ragged, &on_paged.run, stream), no_cache);
+    let report = report(device);
+    let (cache, ids) = on_paged.paged();
+    refused(
+        setups[1].check_page_ids(&planned_ragged, &ids, 100, &report, stream),
+        "this call brings page_indices, which the attention does not read; make it with AttentionConfig::new",
+    );
+    let new = Rows::contiguous(on_paged.run.q.address, DType::Bf16, 1, 2, 64);
+    let arguments = Append { k: new, v: new, cache, destination: Destination::Slots { address: 4096 } };
+    // SAFETY: refused before a launch.
+    refused(unsafe { append(device, &ragged.config, &arguments, stream) }, no_cache);
+    for (which, (planned, tensors)) in [(planned_paged, &on_paged), (planned_ragged, &on_ragged)].iter().enumerate() {
+        setups[which].run(planned, &tensors.run, stream).unwrap();
+        check(&fixtures[which], &tensors.download(&fixtures[which]), "after refusals");
+    }
+
+    // A captured call follows plans that have page ids where this one has none.
+    let mut graphs = Setup::for_graphs(device, &[&paged], SplitMode::Balanced);
+    let empty = Fixture::new(&Case { kv_lens: vec![0; 3], ..paged });
+    let planned = graphs.plan(&empty, stream).unwrap();
+    let page_indices = PageIndices { address: 0, len: 0 };
+    let run = Run { kv: KvMemory::Paged { cache, page_indices }, ..on_paged.run };
+    refused(graphs.run(&planned, &run, stream), "page_indices has elements but its address is 0");
 }
 
 /// Holds a refusal's message.
@@ -547,9 +683,12 @@ pub fn b18_rows_that_do_not_match_are_refused(device: &Device) {
     let tensors = fixture.tensors(device, Lse::Two, 3);
     let planned = setup.plan(&fixture, Stream::default()).unwrap();
     let run = tensors.run;
-    let (q, k, v) = (run.q, run.cache.k, run.cache.v);
+    let (PagedCache { k, v }, page_indices) = tensors.paged();
+    let q = run.q;
     let with_q = |q: Rows| Run { q, ..run };
-    let with_cache = |k: CacheRows, v: CacheRows| Run { cache: PagedCache { k, v }, ..run };
+    let paged =
+        |cache: PagedCache, page_indices: PageIndices| Run { kv: KvMemory::Paged { cache, page_indices }, ..run };
+    let with_cache = |k: CacheRows, v: CacheRows| paged(PagedCache { k, v }, page_indices);
     let lse = |tokens, heads| Run { lse: Some(LseE::contiguous(1 << 12, tokens, heads).into()), ..run };
     let odd = q.address + 2;
     for (run, message) in [
@@ -576,7 +715,7 @@ pub fn b18_rows_that_do_not_match_are_refused(device: &Device) {
         ),
         (with_cache(k, CacheRows { pages: 2, ..v }), format!("cache.v.pages is 2; this call needs {}", k.pages)),
         (
-            Run { page_indices: PageIndices { len: 6, ..run.page_indices }, ..run },
+            paged(PagedCache { k, v }, PageIndices { len: 6, ..page_indices }),
             "page_indices.len is 6; this call needs 7".into(),
         ),
     ] {
@@ -955,7 +1094,7 @@ pub fn checks_that_do_not_match_are_refused(device: &Device) {
     let fixture = Fixture::new(&case);
     let mut setup = Setup::new(device, &[&case], SplitMode::Balanced);
     let tensors = fixture.tensors(device, Lse::Two, 3);
-    let ids = tensors.run.page_indices;
+    let ids = tensors.paged().1;
     let report = report(device);
     let stream = Stream::default();
     let first = setup.plan(&fixture, stream).unwrap();

@@ -3,7 +3,7 @@
 use kernels_gpu::abi::tile::Teams;
 use oxattn::oracle::merge;
 use oxattn::{SplitMode, Target};
-use oxattn_tests::cases::{Case, Unused, Values, among_others, cases, paged, prompt, split_cases};
+use oxattn_tests::cases::{Case, Pages, Unused, Values, among_others, cases, paged, prompt, split_cases};
 use oxattn_tests::executors::Cpu;
 use oxattn_tests::fixture::{Fixture, Lse, Outputs};
 use oxattn_tests::layout::LAYOUTS;
@@ -133,6 +133,18 @@ fn c14_pages_and_layout_change_no_bit() {
             let case = paged(page_size, layout);
             assert!(run(&mut Fixture::new(&case), 1, Lse::Two).bits() == first.bits(), "{}", case.name);
         }
+    }
+}
+
+/// Without pages the same keys lie elsewhere, with rows of NaN between the requests' or without.
+#[test]
+fn ragged_keys_change_no_bit() {
+    let first = run_and_check(&mut Fixture::new(&paged(16, LAYOUTS[0])), 3, Lse::Two);
+    for (layout, pages) in
+        LAYOUTS.into_iter().flat_map(|layout| [Pages::Scattered, Pages::Adjacent].map(|p| (layout, p)))
+    {
+        let case = Case { pages, ..paged(16, layout).ragged() };
+        assert!(run(&mut Fixture::new(&case), 3, Lse::Two).bits() == first.bits(), "{layout:?}, {pages:?}");
     }
 }
 

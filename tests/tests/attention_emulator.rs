@@ -198,6 +198,32 @@ fn c14_pages_and_layout_change_no_bit() {
     }
 }
 
+/// Without pages the same keys lie elsewhere, with rows of NaN between the requests' or without.
+#[test]
+fn ragged_keys_change_no_bit() {
+    let base = Case {
+        query_lens: vec![1, 14, 2, 40],
+        kv_lens: vec![37, 70, 0, 40],
+        seeds: vec![0, 1, 2, 3],
+        ..paged(5, LAYOUTS[0])
+    };
+    for family in [Family::Sm80, Family::Sm90a] {
+        let tall_rows = AttendTile::new(64, family).unwrap().tall_rows(true);
+        for (pieces, tall_rows) in [(1, 0), (3, 0), (1, tall_rows), (3, tall_rows)] {
+            let run = |case: &Case| {
+                let mut fixture = Fixture::new(case);
+                let mut plan = forced_split(case, &fixture.page_begin, pieces, Teams::new(2, 4), tall_rows);
+                fixture.run(&Emulator::new(family, 3), &mut plan, Lse::Two)
+            };
+            let in_pages = run(&base);
+            for (layout, pages) in [(LAYOUTS[3], Pages::Scattered), (LAYOUTS[2], Pages::Adjacent)] {
+                let ragged = Case { layout, pages, ..base.clone().ragged() };
+                assert!(run(&ragged).bits() == in_pages.bits(), "{family:?}, {pages:?}, {pieces} pieces");
+            }
+        }
+    }
+}
+
 /// 512 keys and 16 query heads on 2 KV heads of 128 elements, by hand: what must be read is read once, `ldmatrix`
 /// meets no bank twice, and a 16 x 8 x 16 product is issued for each 8 of the scores and 8 of the output columns.
 #[test]

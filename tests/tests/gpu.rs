@@ -3,7 +3,7 @@
 //! Unsafe: a copy takes addresses; its test owns the memory behind them.
 
 use oxattn::{Device, PageIndices, SplitMode, Stream};
-use oxattn_tests::cases::{Case, paged};
+use oxattn_tests::cases::{Case, Pages, paged};
 use oxattn_tests::device_tests;
 use oxattn_tests::fixture::{Fixture, Lse};
 use oxattn_tests::grid::{batch_append, batch_decode, batch_invariant, graph_decode, mixed, tensor_core_decode};
@@ -68,13 +68,25 @@ fn a_fill_is_there_for_every_stream() {
 #[test]
 fn e1_a_graph_follows_the_plan() {
     let Some(device) = gpu() else { return };
-    let fixtures = short_and_long().map(|case| Fixture::new(&case));
+    follow_plans(&device, short_and_long());
+}
+
+/// The same without pages: rows begin elsewhere with every plan.
+#[test]
+fn e1_a_graph_follows_the_plan_of_ragged_keys() {
+    let Some(device) = gpu() else { return };
+    follow_plans(&device, short_and_long().map(|case| Case { pages: Pages::Adjacent, ..case.ragged() }));
+}
+
+/// A short batch and a long one, in turn.
+fn follow_plans(device: &Device, cases: [Case; 2]) {
+    let fixtures = cases.map(|case| Fixture::new(&case));
     let cases = [&fixtures[0].case, &fixtures[1].case];
     for mode in [SplitMode::Balanced, SplitMode::BatchInvariant] {
-        let mut setup = Setup::for_graphs(&device, &cases, mode);
-        let stream = new_stream(&device);
+        let mut setup = Setup::for_graphs(device, &cases, mode);
+        let stream = new_stream(device);
         // The long batch's memory holds the short one's too.
-        let layers = [(); 2].map(|()| fixtures[1].tensors(&device, Lse::Two, 3));
+        let layers = [(); 2].map(|()| fixtures[1].tensors(device, Lse::Two, 3));
         let planned = setup.plan(&fixtures[0], stream).unwrap();
         stream.begin_capture().unwrap();
         let captured: Vec<_> = layers.iter().map(|layer| setup.run(&planned, &layer.run, stream)).collect();
@@ -238,8 +250,10 @@ fn d12_host_memory_is_refused() {
     };
     try_with(&oxattn::Run { q: host.q, ..run }, "q", host.q.address);
     try_with(&oxattn::Run { out: host.out, ..run }, "out", host.out.address);
-    try_with(&oxattn::Run { cache: host.cache, ..run }, "cache.k", host.cache.k.address);
-    try_with(&oxattn::Run { page_indices: host.page_indices, ..run }, "page_indices", host.page_indices.address);
+    let ((cache, page_indices), (host_cache, host_ids)) = (tensors.paged(), host_tensors.paged());
+    let paged = |cache, page_indices| oxattn::Run { kv: oxattn::KvMemory::Paged { cache, page_indices }, ..run };
+    try_with(&paged(host_cache, page_indices), "cache.k", host_cache.k.address);
+    try_with(&paged(cache, host_ids), "page_indices", host_ids.address);
 
     device.as_cuda().unwrap().context().bind().unwrap();
     let mut pinned = oxattn::driver::PinnedMemory::new(1 << 16).unwrap();

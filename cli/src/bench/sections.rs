@@ -6,7 +6,7 @@ use half::bf16;
 use oxattn::operators::{Append, Destination, append};
 use oxattn::oracle;
 use oxattn::{
-    Attention, AttentionConfig, DType, Kernel, Layout, Limits, Lse2, MaskForm, PageIndices, PageTable, PagedCache,
+    Attention, AttentionConfig, DType, Kernel, KvMemory, Layout, Limits, Lse2, MaskForm, PageIndices, PageTable, PagedCache,
     QueryLengths, Rows, Run, SplitMode, Stream, Workspace,
 };
 
@@ -152,14 +152,16 @@ fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str, kernel: Ker
     let inputs = Inputs::new(lab, case, query_lens, kv_lens, mask_bytes)?;
     let arguments = |set: usize| Run {
         q: Rows::contiguous(q.address(), DType::Bf16, tokens, config.query_heads, config.head_dim),
-        cache: PagedCache::separate(
-            caches[set].0.address(),
-            caches[set].1.address(),
-            pages.pool as u64,
-            case.layout(),
-            &config,
-        ),
-        page_indices: PageIndices { address: page_ids.address(), len: pages.ids.len() as u64 },
+        kv: KvMemory::Paged {
+            cache: PagedCache::separate(
+                caches[set].0.address(),
+                caches[set].1.address(),
+                pages.pool as u64,
+                case.layout(),
+                &config,
+            ),
+            page_indices: PageIndices { address: page_ids.address(), len: pages.ids.len() as u64 },
+        },
         out: Rows::contiguous(out.address(), DType::Bf16, tokens, config.query_heads, config.head_dim),
         lse: Some(Lse2::contiguous(lse.address(), tokens, config.query_heads).into()),
         variant: inputs.arguments(),

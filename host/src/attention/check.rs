@@ -16,7 +16,7 @@ impl Attention {
     /// share the ids. The answer goes to `report`, for [`verdict`](crate::validate::verdict) to read.
     ///
     /// Like a run it neither waits nor allocates, and of an attention made for graphs it may be captured, and then
-    /// follows every later plan.
+    /// follows every later plan. Refuses a plan of ragged keys and values, which has no page ids.
     ///
     /// # Safety
     /// `page_indices` is live memory of the device, and `report` is the address of
@@ -31,6 +31,10 @@ impl Attention {
         stream: Stream,
     ) -> Result<(), Error> {
         self.check_receipt(planned, workspace)?;
+        if self.config.ragged {
+            let made = "with AttentionConfig::new";
+            return Err(crate::tensor::ArgumentError::UnusedInput { input: "page_indices", made }.into());
+        }
         let page_ids = planned.page_index_len;
         if page_indices.len < page_ids {
             matches("page_indices", "len", page_indices.len, page_ids)?;

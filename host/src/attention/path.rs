@@ -5,6 +5,7 @@
 //! follows from lengths alone, and from the measurements beside [`PROMPT_PART`].
 
 use kernels_gpu::abi::divisor::Divisor;
+use kernels_gpu::abi::plan::RAGGED_PAGE_TOKENS;
 use kernels_gpu::abi::tile::{ATTEND_TILE_ROWS, PREFILL_ROWS, PrefillTile, Teams};
 
 use crate::Error;
@@ -74,7 +75,8 @@ impl Prefill {
     ) -> Result<Option<Prefill>, Error> {
         let is_free = matches!(mode, SplitMode::Balanced | SplitMode::Unsplit);
         let Some(tile) = PrefillTile::new(config.head_dim) else { return Ok(None) };
-        let Some(box_tokens) = tile.box_tokens(config.page_size_tokens) else { return Ok(None) };
+        let page_tokens = if config.ragged { RAGGED_PAGE_TOKENS } else { config.page_size_tokens };
+        let Some(box_tokens) = tile.box_tokens(page_tokens) else { return Ok(None) };
         if !is_free || config.custom_variant.is_some() {
             return Ok(None);
         }

@@ -148,17 +148,21 @@ impl Batch {
         self.totals = Totals { requests: requests as usize, query_tokens, kv_tokens, ..Totals::default() };
         // One loop for each pair of forms, so that none chooses inside it.
         let kv_lens = table.kv_lens();
+        let stride = match table.pages() {
+            Pages::Rows(stride) => stride,
+            // Each request has one page, as long as need be, whose id is the first of its rows.
+            Pages::Ragged(_) => 1,
+            Pages::Csr(_) => 0,
+        };
         match (table.pages(), query.0) {
             (Pages::Csr(pages), Lengths::Uniform(n)) => {
                 self.read(kv_lens, longest, |r| pages[r], |r| (r as u32 * n, n))
             }
-            (Pages::Rows(stride), Lengths::Uniform(n)) => {
-                self.read(kv_lens, longest, |r| r as u32 * stride, |r| (r as u32 * n, n))
-            }
             (Pages::Csr(pages), Lengths::Indptr(indptr)) => {
                 self.read(kv_lens, longest, |r| pages[r], |r| (indptr[r], indptr[r + 1] - indptr[r]))
             }
-            (Pages::Rows(stride), Lengths::Indptr(indptr)) => {
+            (_, Lengths::Uniform(n)) => self.read(kv_lens, longest, |r| r as u32 * stride, |r| (r as u32 * n, n)),
+            (_, Lengths::Indptr(indptr)) => {
                 self.read(kv_lens, longest, |r| r as u32 * stride, |r| (indptr[r], indptr[r + 1] - indptr[r]))
             }
         }

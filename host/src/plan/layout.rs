@@ -74,8 +74,8 @@ fn capacity(config: &AttentionConfig, target: Target, mode: SplitMode, limits: &
     }
 }
 
-/// Lays out the workspace: header, `arrivals`, `queue_begin`, `mask_requests`, items; then partial outputs and their
-/// LSE.
+/// Lays out the workspace: header, `arrivals`, `queue_begin`, `mask_requests`, `first_kv_rows`, items; then partial
+/// outputs and their LSE.
 ///
 /// # Errors
 /// Refuses limits that lead to indices or image offsets past 32 bits.
@@ -109,7 +109,10 @@ pub(super) fn place(
     let queue_begin_offset_bytes = align(arrivals_offset_bytes + 4 * max_groups);
     let mask_requests_offset_bytes = align(queue_begin_offset_bytes + 4 * (2 * teams + 1));
     let mask_requests = if config.mask.is_some() { limits.max_requests as u64 } else { 0 };
-    let items_offset_bytes = align(mask_requests_offset_bytes + size_of::<MaskRequest>() as u64 * mask_requests);
+    let first_kv_rows_offset_bytes =
+        align(mask_requests_offset_bytes + size_of::<MaskRequest>() as u64 * mask_requests);
+    let first_kv_rows = if config.ragged { limits.max_requests as u64 } else { 0 };
+    let items_offset_bytes = align(first_kv_rows_offset_bytes + 4 * first_kv_rows);
     let image_bytes = align(items_offset_bytes + size_of::<WorkItem>() as u64 * max_items);
     fits("plan image bytes", image_bytes as u128, u32::MAX as u64)?;
     let partial_out_offset_bytes = image_bytes;
@@ -118,6 +121,7 @@ pub(super) fn place(
         arrivals_offset_bytes,
         queue_begin_offset_bytes,
         mask_requests_offset_bytes,
+        first_kv_rows_offset_bytes,
         items_offset_bytes,
         image_bytes,
         partial_out_offset_bytes,
@@ -179,6 +183,13 @@ impl Arrays {
         let bytes: &mut [u8] = cast_slice_mut(&mut self.words);
         let [queue_begin, items] = bytes.get_disjoint_mut(ranges).expect("the layout places arrays one after another");
         (cast_slice_mut(queue_begin), cast_slice_mut(items))
+    }
+
+    /// The first rows of the requests, for the first `requests` of the limits'.
+    pub fn first_kv_rows_mut(&mut self, requests: usize) -> &mut [u32] {
+        let begin = self.layout.first_kv_rows_offset_bytes as usize;
+        let bytes: &mut [u8] = cast_slice_mut(&mut self.words);
+        cast_slice_mut(&mut bytes[begin..][..4 * requests])
     }
 
     /// Where the requests' parts of a mask are, for the first `requests` of the limits'.

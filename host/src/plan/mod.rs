@@ -31,7 +31,7 @@ pub use cost::{Cost, TILE_COST};
 pub use explain::{Balance, Explain};
 
 use crate::config::{AttentionConfig, ConfigError};
-use crate::page_table::{PageTable, PageTableError, QueryLengths};
+use crate::page_table::{PageTable, PageTableError, Pages, QueryLengths};
 use crate::workspace::WorkspaceLayout;
 use batch::Batch;
 use layout::Arrays;
@@ -192,6 +192,24 @@ pub enum PlanError {
         /// The config's.
         expected: u32,
     },
+    /// Rows without pages for an attention over pages.
+    #[error(
+        "page table is ragged; the planner's config has pages of {page_size_tokens} tokens, not \
+         AttentionConfig::ragged"
+    )]
+    RaggedTable {
+        /// The config's.
+        page_size_tokens: u32,
+    },
+    /// Pages for an attention over rows without pages.
+    #[error(
+        "page table has pages of {page_size_tokens} tokens; the planner's config is ragged, which takes \
+         PageTable::ragged"
+    )]
+    PagedTable {
+        /// The table's.
+        page_size_tokens: u32,
+    },
 }
 
 /// Makes plans for one attention, one device and one set of limits. All memory is allocated by [`Planner::new`];
@@ -298,10 +316,15 @@ impl Planner {
     /// Plans a batch in place: no allocation, the epoch grows by one. On an error the last plan stays as it was.
     ///
     /// # Errors
-    /// Refuses a batch past the limits, a table of another page size, and query lengths for another number of
-    /// requests.
+    /// Refuses a batch past the limits, a table of another page size, a ragged table for an attention over pages and
+    /// the other way round, and query lengths for another number of requests.
     pub fn plan(&mut self, table: &PageTable<'_>, query: QueryLengths<'_>) -> Result<&Plan, PlanError> {
         let expected = self.plan.config.page_size_tokens;
+        match (table.is_ragged(), self.plan.config.ragged) {
+            (true, false) => return Err(PlanError::RaggedTable { page_size_tokens: expected }),
+            (false, true) => return Err(PlanError::PagedTable { page_size_tokens: table.page_size_tokens() }),
+            _ => {}
+        }
         if table.page_size_tokens() != expected {
             return Err(PlanError::PageSizeMismatch { got: table.page_size_tokens(), expected });
         }
@@ -318,6 +341,10 @@ impl Planner {
             Some(form) => masks::write(form, table.kv_lens(), query, plan.arrays.mask_requests_mut(table.requests())),
             None => 0,
         };
+        if let Pages::Ragged(indptr) = table.pages() {
+            let requests = table.requests();
+            plan.arrays.first_kv_rows_mut(requests).copy_from_slice(&indptr[..requests]);
+        }
         let (queue_begin, items) = plan.arrays.split_mut();
         let written = queues::write(&self.batch, &self.pieces, queue_begin, items);
         plan.header = PlanHeader {

@@ -43,7 +43,7 @@ pub struct AttendParameters {
     pub items: u64,
     /// The plan image's arrival counts, zero between launches.
     pub arrivals: u64,
-    /// Page ids, `u32`.
+    /// Page ids, `u32`; of ragged keys and values, `first_kv_rows` of the plan image.
     pub page_indices: u64,
     /// `[states, head_dim]` f32 partial outputs.
     pub partial_out: u64,
@@ -59,7 +59,7 @@ pub struct AttendParameters {
     pub k: CacheView,
     /// Values.
     pub v: CacheView,
-    /// Tokens of a page.
+    /// Tokens of a page; of ragged keys and values, [`RAGGED_PAGE_TOKENS`](super::plan::RAGGED_PAGE_TOKENS).
     pub page_size: Divisor,
     /// Query heads that share a KV head.
     pub group: Divisor,
@@ -77,7 +77,8 @@ pub struct AttendParameters {
     pub box_tokens: u32,
 }
 
-/// Tensor maps of K and V, as the driver encodes them: dims head dim, page size, KV heads, pages; boxes of 64 elements of
+/// Tensor maps of K and V, as the driver encodes them: dims head dim, page size, KV heads, pages (of ragged
+/// rows: head dim, rows, KV heads, 1); boxes of 64 elements of
 /// [`box_tokens`](AttendParameters::box_tokens) tokens, swizzled by 128 bytes. Prefill kernels take them as their third
 /// parameter, which the build aligns to 64 bytes: the compiler knows no parameters of such an alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

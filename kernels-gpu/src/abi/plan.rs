@@ -1,8 +1,13 @@
 //! The plan image: one flat block of bytes that the planner writes, one copy uploads, and the kernel walks.
 //!
 //! ```text
-//! PlanHeader | arrivals: [u32] | queue_begin: [u32; 2 * teams + 1] | mask_requests: [MaskRequest] | items: [WorkItem]
+//! PlanHeader | arrivals: [u32] | queue_begin: [u32; 2 * teams + 1] | mask_requests: [MaskRequest]
+//!     | first_kv_rows: [u32] | items: [WorkItem]
 //! ```
+//!
+//! Ragged keys and values, rows without page ids, are to the kernel one page a request, of [`RAGGED_PAGE_TOKENS`]: pages
+//! and tokens are both a row apart, and `first_kv_rows`, each request's first row, are the page ids. The image has them
+//! only where keys are ragged.
 //!
 //! The attend kernel's blocks stand in *teams*: the blocks of a team walk the same queue at the same time, each for
 //! its own KV heads. All heads of a request cost the same, so a team is balanced by itself, a schedule has as many
@@ -20,6 +25,9 @@
 use core::ops::Range;
 
 use super::divisor::Divisor;
+
+/// Tokens of a ragged request's one page: more than any request has, and the most that [`Divisor`] divides by.
+pub const RAGGED_PAGE_TOKENS: u32 = 1 << 31;
 
 /// First bytes of an image.
 pub const PLAN_MAGIC: u32 = 0x6f78_6133; // "oxa3"

@@ -1,4 +1,5 @@
-//! Attention over a paged cache: each team of blocks walks its queue of work items, a block for its own KV heads.
+//! Attention over paged or ragged keys and values: each team of blocks walks its queue of work items, a block for its
+//! own KV heads.
 //!
 //! In: the plan's items, queries, page ids, K and V. Out: output rows and LSE. Pieces of split items leave partial
 //! states, which the block that finishes the last piece folds. A queue's tall items come first: many packed rows, each

@@ -14,6 +14,7 @@ use simt::{
 
 use super::room::Room;
 use crate::abi::parameters::AttendParameters;
+use crate::abi::plan::RAGGED_PAGE_TOKENS;
 use crate::attend::Queue;
 use crate::attend::copies::page_of;
 use crate::attend::work::Work;
@@ -35,6 +36,7 @@ pub(super) unsafe fn produce<const HEAD_DIM: u32>(
     let map = maps.add(is_values as u64);
     let lane = thread::lane_idx();
     let own_row = lane * p.box_tokens;
+    let is_ragged = p.page_size.get() == RAGGED_PAGE_TOKENS;
     let box_bytes = p.box_tokens * 2 * HEAD_DIM / Room::<HEAD_DIM>::PANEL_WARPS;
     // SAFETY: the caller's contract.
     unsafe {
@@ -54,7 +56,9 @@ pub(super) unsafe fn produce<const HEAD_DIM: u32>(
                 let key = token + own_row;
                 let page = if has_box { page_of(p, work.page_begin, key) } else { 0 };
                 let (_, slot) = p.page_size.divide(key);
-                let place = [slot as i32, work.kv_head as i32, page as i32];
+                // Ragged rows are one page, and a page's number is its first row.
+                let (row, page) = if is_ragged { (slot + page, 0) } else { (slot, page) };
+                let place = [row as i32, work.kv_head as i32, page as i32];
                 let has_rest = is_values == 1 && rows < tile_tokens;
                 let [full, empty] = if is_values == 1 {
                     [room.values_full(turn), room.values_empty(turn)]
@@ -73,8 +77,8 @@ pub(super) unsafe fn produce<const HEAD_DIM: u32>(
                 let mut panel = part;
                 while panel < HEAD_DIM / 64 {
                     if has_box {
-                        let [slot, head, page] = place;
-                        let coordinates = [64 * panel as i32, slot, head, page];
+                        let [row, head, page] = place;
+                        let coordinates = [64 * panel as i32, row, head, page];
                         load_tensor_box(tile.chunk(own_row, 8 * panel), map, coordinates, copied);
                     }
                     panel += Room::<HEAD_DIM>::PANEL_WARPS;
