@@ -3,7 +3,8 @@
 //! In the order the data moves: [`page_table`] says which tokens live in which pages, [`plan`] which query rows meet
 //! which keys on which block, [`attention`] uploads the plan and runs it for every layer on a [`Device`], and
 //! [`rope`] rotates queries and keys, on request straight into the cache, [`operators`] append to it and merge states;
-//! [`validate`] checks page ids where they lie. [`oracle`] is what all of it is measured against.
+//! [`validate`] checks page ids where they lie. [`oracle`] is what all of it is measured against. A first
+//! step is [`single`]: one request in one call.
 //!
 //! Kernels of your own come in a bundle: see [`custom`].
 //!
@@ -35,6 +36,8 @@ pub mod page_table;
 pub mod plan;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub mod rope;
+#[cfg(any(feature = "cpu", feature = "cuda"))]
+pub mod single;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub mod tensor;
 #[cfg(any(feature = "cpu", feature = "cuda"))]

@@ -23,7 +23,7 @@ use oxattn::rope::{Rope, RopeAppend, RopeConfig, RopePositions, RopeRun, Rotate}
 use oxattn::tensor::CacheRows;
 use oxattn::{
     Attention, Device, Error, KvMemory, Limits, Lse2, LseE, MaskForm, MaskMemory, PageIndices, PageTable, PagedCache,
-    QueryLengths, Rows, Run, SplitMode, Stream, Values, VariantInputs, Workspace,
+    QueryLengths, Rows, Run, SplitMode, Stream, Values, VariantInputs, Workspace, single,
 };
 
 /// Makes a test of every scenario, on the device that an expression of type `Option<&Device>` (or what derefs to it)
@@ -60,6 +60,7 @@ macro_rules! device_tests {
             block_tables_and_uniform_lengths_plan_alike,
             ragged_keys_change_no_bit,
             ragged_keys_run_as_in_graphs,
+            one_request_in_one_call_is_a_batch_of_one,
             b18_rows_that_do_not_match_are_refused,
             ragged_keys_that_do_not_match_are_refused,
             ragged_and_paged_are_not_mixed,
@@ -572,6 +573,41 @@ pub fn ragged_keys_run_as_in_graphs(device: &Device) {
     for fixture in [&fixtures[1], &fixtures[0], &fixtures[1]] {
         tensors.load(fixture);
         check(fixture, &setup.outputs(fixture, &tensors, Stream::default()), "as in graphs");
+    }
+}
+
+pub fn one_request_in_one_call_is_a_batch_of_one(device: &Device) {
+    for (query_len, kv_len) in [(1, 600), (40, 40), (3, 50), (2, 0)] {
+        let (query_lens, kv_lens, seeds) = (vec![query_len], vec![kv_len], vec![0]);
+        let case = Case { query_lens, kv_lens, seeds, ..paged(16, LAYOUTS[1]) };
+        for case in [case.clone(), case.ragged()] {
+            let fixture = Fixture::new(&case);
+            let batch = run_alone(device, &fixture, SplitMode::Balanced, Lse::Two);
+            let tensors = fixture.tensors(device, Lse::Two, query_len as usize);
+            let (config, run, stream) = (case.config, &tensors.run, Stream::default());
+            // SAFETY: the tensors live until they are downloaded.
+            unsafe { single::prefill(device, config, kv_len, run, stream) }.unwrap();
+            let prefill = tensors.download(&fixture);
+            check(&fixture, &prefill, "in one call");
+            assert!(prefill.bits() == batch.bits(), "{query_len} tokens, {kv_len} keys");
+            tensors.clear();
+            // SAFETY: as above.
+            let decoded = unsafe { single::decode(device, config, kv_len, run, stream) };
+            if query_len == 1 {
+                decoded.unwrap();
+                assert!(tensors.download(&fixture).bits() == batch.bits(), "decode, {kv_len} keys");
+            } else {
+                refused(decoded, &format!("q.tokens is {query_len}; this call needs 1"));
+            }
+            // SAFETY: refused before a launch.
+            let too_many = unsafe { single::prefill(device, config, kv_len + 64, run, stream) };
+            let refusal = too_many.unwrap_err().to_string();
+            let rows = format!(
+                "this call needs {}",
+                if case.config.ragged { kv_len + 64 } else { (kv_len + 64).div_ceil(16) }
+            );
+            assert!(refusal.ends_with(&rows), "{refusal}");
+        }
     }
 }
 

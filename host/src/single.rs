@@ -1,0 +1,145 @@
+//! One request in one call: for tests, tools and first steps, not for a serving loop.
+//!
+//! In: a config, how many keys the request has, and what a [`Run`] takes. Out: what the run writes, there when the call
+//! returns. Invariant: the same bits as of an [`Attention`] with [`SplitMode::Balanced`] and a batch of this one
+//! request, for that is what each call makes, with a workspace from the device, uses once and waits for. An engine
+//! makes one, plans once a step and runs once a layer.
+//!
+//! Page ids are those from index 0 of `page_indices` on, ragged rows those from row 0 on.
+//!
+//! Unsafe: the calls take raw addresses; only the caller knows that they are live.
+
+use crate::Error;
+use crate::attention::{Attention, Run, Workspace};
+use crate::config::AttentionConfig;
+use crate::device::{Device, Stream};
+use crate::page_table::{PageTable, QueryLengths};
+use crate::plan::{Limits, SplitMode};
+use crate::tensor::{ArgumentError, matches};
+
+/// Attention of one new token: `q` and `out` are `[1, query_heads, head_dim]`, and the request has `kv_len_tokens` keys,
+/// the new token's among them. The call waits for the device.
+///
+/// ```
+/// use oxattn::*;
+///
+/// let device = Device::cpu();
+/// let config = AttentionConfig::new(4, 2, 64, 16); // query heads, KV heads, head dim, tokens a page
+/// // 20 keys in pages 2 and 0 of a pool of 3; every value is 1 in bf16, so any mean of them is.
+/// let page_ids = device.upload(&[2u32, 0])?;
+/// let (q, k) = (device.allocate(4 * 64 * 2)?, device.allocate(3 * 16 * 2 * 64 * 2)?);
+/// let (v, out) = (device.upload(&[0x3f80u16; 3 * 16 * 2 * 64])?, device.allocate(4 * 64 * 2)?);
+/// let run = Run::new(
+///     Rows::contiguous(q.address(), DType::Bf16, 1, 4, 64),
+///     PagedCache::separate(k.address(), v.address(), 3, Layout::Nhd, &config),
+///     PageIndices { address: page_ids.address(), len: 2 },
+///     Rows::contiguous(out.address(), DType::Bf16, 1, 4, 64),
+/// );
+/// // SAFETY: the tensors are live memory of the device, and both page ids are below 3.
+/// unsafe { single::decode(&device, config, 20, &run, Stream::default())? };
+/// assert!(out.download::<u16>()?.iter().all(|&bits| bits == 0x3f80));
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// # Errors
+/// As [`prefill`], and refuses a `q` of more tokens than one.
+///
+/// # Safety
+/// That of [`Attention::run`].
+pub unsafe fn decode(
+    device: &Device,
+    config: AttentionConfig,
+    kv_len_tokens: u32,
+    arguments: &Run,
+    stream: Stream,
+) -> Result<(), Error> {
+    matches("q", "tokens", arguments.q.tokens, 1)?;
+    // SAFETY: the caller's contract.
+    unsafe { run(device, config, kv_len_tokens, arguments, stream, "single::decode") }
+}
+
+/// Attention of a prompt, or of a chunk of one: `q` and `out` are `[tokens, query_heads, head_dim]`, the last tokens of
+/// the `kv_len_tokens` that the request has keys of. The call waits for the device.
+///
+/// ```
+/// use oxattn::*;
+///
+/// let device = Device::cpu();
+/// let config = AttentionConfig::ragged(4, 2, 64); // query heads, KV heads, head dim
+/// // A prompt of 3 tokens; every value is 1 in bf16, so any mean of them is.
+/// let (q, k) = (device.allocate(3 * 4 * 64 * 2)?, device.allocate(3 * 2 * 64 * 2)?);
+/// let (v, out) = (device.upload(&[0x3f80u16; 3 * 2 * 64])?, device.allocate(3 * 4 * 64 * 2)?);
+/// let rows = |memory: &Buffer, heads| Rows::contiguous(memory.address(), DType::Bf16, 3, heads, 64);
+/// let run = Run::ragged(rows(&q, 4), rows(&k, 2), rows(&v, 2), rows(&out, 4));
+/// // SAFETY: the tensors are live memory of the device.
+/// unsafe { single::prefill(&device, config, 3, &run, Stream::default())? };
+/// assert!(out.download::<u16>()?.iter().all(|&bits| bits == 0x3f80));
+/// # Ok::<(), Error>(())
+/// ```
+///
+/// # Errors
+/// Those of [`Attention::new`], [`Attention::plan`] and [`Attention::run`], too little memory, and a stream that is
+/// captured.
+///
+/// # Safety
+/// That of [`Attention::run`].
+pub unsafe fn prefill(
+    device: &Device,
+    config: AttentionConfig,
+    kv_len_tokens: u32,
+    arguments: &Run,
+    stream: Stream,
+) -> Result<(), Error> {
+    // SAFETY: the caller's contract.
+    unsafe { run(device, config, kv_len_tokens, arguments, stream, "single::prefill") }
+}
+
+/// # Safety
+/// That of [`Attention::run`].
+unsafe fn run(
+    device: &Device,
+    config: AttentionConfig,
+    kv_len_tokens: u32,
+    arguments: &Run,
+    stream: Stream,
+    call: &'static str,
+) -> Result<(), Error> {
+    #[cfg(feature = "cuda")]
+    if let Some(cuda) = device.as_cuda() {
+        cuda.context().bind()?;
+        if stream.is_capturing()? {
+            return Err(ArgumentError::Capturing { call, remedy: "use Attention::for_graphs" }.into());
+        }
+    }
+    let _ = call;
+    config.validate()?;
+    let query_len = u32::try_from(arguments.q.tokens).map_err(|_| ArgumentError::TooLarge {
+        field: "q.tokens",
+        got: arguments.q.tokens,
+        supported: u32::MAX as u64,
+    })?;
+    let limits = Limits {
+        max_requests: 1,
+        max_query_tokens: query_len.max(1),
+        max_kv_len_tokens: kv_len_tokens.max(1),
+        max_kv_tokens: kv_len_tokens.max(1) as u64,
+    };
+    let mut attention = Attention::new(device, config, SplitMode::Balanced, limits)?;
+    let memory = device.allocate(attention.workspace_bytes() as usize)?;
+    // SAFETY: the memory outlives the wait below, and is used for nothing else.
+    let mut workspace = unsafe { Workspace::new(memory.address(), memory.bytes() as u64) };
+
+    let (pages, _) = PageTable::pages_and_last_len(config.page_size_tokens, kv_len_tokens);
+    let (indptr, kv_lens) = ([0, pages], [kv_len_tokens]);
+    let table = if config.ragged {
+        PageTable::ragged(&indptr)?
+    } else {
+        PageTable::csr(config.page_size_tokens, &indptr, &kv_lens)?
+    };
+    let planned = attention.plan(&table, QueryLengths::uniform(query_len), &mut workspace, stream)?;
+    // SAFETY: the caller's contract.
+    let launched = unsafe { attention.run(&planned, arguments, &mut workspace, stream) };
+    // The plan's upload reads the attention's memory also where the run was refused.
+    device.synchronize()?;
+    launched
+}
