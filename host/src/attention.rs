@@ -244,6 +244,18 @@ impl Attention {
         Ok(Attention { kernel: Some(kernel), ..self })
     }
 
+    /// The kernel that suits a batch: the one it gets unless [`with_kernel`](Self::with_kernel) or a graph says
+    /// otherwise.
+    ///
+    /// # Errors
+    /// Refuses query lengths for another number of requests.
+    pub fn suitable_kernel(&self, table: &PageTable<'_>, queries: QueryLengths<'_>) -> Result<Kernel, Error> {
+        queries.check_requests(table.requests()).map_err(PlanError::from)?;
+        let group = self.config.group();
+        let suits = self.prefill.as_ref().is_some_and(|prefill| prefill.look_at(table, queries, group).suits);
+        Ok(if suits { Kernel::Prefill } else { Kernel::Attend })
+    }
+
     /// How the workspace is divided for plans of the attend kernel.
     pub fn workspace_layout(&self) -> WorkspaceLayout {
         self.attend.layout()

@@ -73,9 +73,9 @@ mod device {
     use simt::number::{Bf16, F16};
 
     use crate::abi::parameters::*;
-    use crate::variant::{Modified, ModifiedParameters, Standard, StandardParameters};
     #[cfg(target_feature = "sm_90a")]
     use crate::attend::prefill::prefill;
+    use crate::variant::{Modified, ModifiedParameters, Standard, StandardParameters};
     use crate::{append, attend, merge, rope, rope_append, stream, validate};
 
     /// The address of a kernel's parameter: the hardware reads tensor maps where they are, and a reference would be to a
@@ -216,7 +216,8 @@ mod host {
         manifest::{KernelEntry, LaunchBounds},
         parameters::{CHECK_SHARED_BYTES, CHECK_THREADS},
         tile::{
-            APPEND_THREADS, AttendTile, Family, MERGE_THREADS, PREFILL_THREADS, PrefillTile, ROPE_THREADS, STREAM_THREADS,
+            APPEND_THREADS, AttendTile, Family, MERGE_THREADS, PREFILL_THREADS, PrefillTile, ROPE_THREADS,
+            STREAM_THREADS,
         },
     };
 

@@ -1,9 +1,9 @@
 //! `oxattn bench`: the GPU suite.
 //!
-//! In: cases (`serving.jsonl` and `rope_append.jsonl` of `benches/definitions/`, or a file of the same form). Out: one row a case, on a terminal or
-//! as JSON lines: microseconds, bytes that had to move, GB/s, the ratio to the ceiling measured in the same run, and
-//! the error against the f64 oracle. Invariant: a case's answer is checked before it is timed, and a wrong answer
-//! fails the run.
+//! In: cases (`serving.jsonl` and `rope_append.jsonl` of `benches/definitions/`, or a file of the same form). Out: a row
+//! a case, and others of a skewed batch uncut and of a prompt without pages, on a terminal or as JSON lines:
+//! microseconds, bytes that had to move, GB/s, the ratio to the ceiling measured in the same run, and the error against
+//! the f64 oracle. Invariant: a case's answer is checked before it is timed, and a wrong answer fails the run.
 
 mod case;
 mod lab;
@@ -80,6 +80,8 @@ pub struct Row {
     pub folded: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub balance: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<&'static str>,
     pub ok: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,

@@ -6,8 +6,8 @@ use half::bf16;
 use oxattn::operators::{Append, Destination, append};
 use oxattn::oracle;
 use oxattn::{
-    Attention, AttentionConfig, DType, Kernel, KvMemory, Layout, Limits, Lse2, MaskForm, PageIndices, PageTable, PagedCache,
-    QueryLengths, Rows, Run, SplitMode, Stream, Workspace,
+    Attention, AttentionConfig, DType, Kernel, KvMemory, Layout, Limits, Lse2, MaskForm, PageIndices, PageTable,
+    PagedCache, QueryLengths, Rows, Run, SplitMode, Stream, Workspace,
 };
 
 use super::case::Case;
@@ -61,6 +61,13 @@ impl Pages {
         let pool = begin[begin.len() - 1];
         Pages { begin, ids: Random(7).shuffled(pool), pool }
     }
+
+    /// Ragged keys as pages of a token, in their order.
+    fn ragged(kv_lens: &[u32]) -> Pages {
+        let begin = indptr(kv_lens);
+        let pool = begin[kv_lens.len()];
+        Pages { begin, ids: (0..pool).collect(), pool }
+    }
 }
 
 fn indptr(lengths: &[u32]) -> Vec<u32> {
@@ -82,9 +89,10 @@ struct Batch {
 }
 
 impl Batch {
-    fn new(case: &Case) -> Result<Batch, Failure> {
+    fn new(case: &Case, ragged: bool) -> Result<Batch, Failure> {
         let (kv_lens, query_lens) = (case.kv_lens()?, case.query_lens()?);
-        let (query_begin, pages) = (indptr(&query_lens), Pages::shuffled(&kv_lens, case.page_size));
+        let query_begin = indptr(&query_lens);
+        let pages = if ragged { Pages::ragged(&kv_lens) } else { Pages::shuffled(&kv_lens, case.page_size) };
         Ok(Batch { kv_lens, query_lens, query_begin, pages })
     }
 }
@@ -100,12 +108,21 @@ fn limits(kv_lens: &[u32], query_lens: &[u32]) -> Limits {
 
 fn attention(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
     let skewed = case.case.contains("skew");
-    let mut rows = vec![attention_in(lab, case, SplitMode::Balanced, "oxattn", Kernel::Attend)?];
-    if prompts(case)? {
-        rows.push(attention_in(lab, case, SplitMode::Balanced, "oxattn-prefill", Kernel::Prefill)?);
+    let (paged, mode) = (config(case), SplitMode::Balanced);
+    let mut rows = vec![attention_in(lab, case, paged, mode, "oxattn", None)?];
+    if rows[0].kernel == Some("prefill") {
+        rows.push(attention_in(lab, case, paged, mode, "oxattn-attend", Some(Kernel::Attend))?);
+    } else if prompts(case)? {
+        rows.push(attention_in(lab, case, paged, mode, "oxattn-prefill", Some(Kernel::Prefill))?);
     }
     if skewed {
-        rows.push(attention_in(lab, case, SplitMode::Unsplit, "oxattn-unsplit", Kernel::Attend)?);
+        rows.push(attention_in(lab, case, paged, SplitMode::Unsplit, "oxattn-unsplit", None)?);
+    }
+    if case.section == "prefill" {
+        // The same keys without pages, for what pages cost.
+        let mut ragged = paged;
+        (ragged.ragged, ragged.page_size_tokens) = (true, 1);
+        rows.push(attention_in(lab, case, ragged, mode, "oxattn-ragged", None)?);
     }
     Ok(rows)
 }
@@ -116,9 +133,17 @@ fn prompts(case: &Case) -> Result<bool, Failure> {
     Ok([64, 128, 256].contains(&case.head_dim) && case.query_lens()?.iter().any(|len| len * group > 16))
 }
 
-fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str, kernel: Kernel) -> Result<Row, Failure> {
-    let config = config(case);
-    let batch = Batch::new(case)?;
+/// A row of a case by `kernel`, or by the one that a batch of it is given.
+fn attention_in(
+    lab: &Lab,
+    case: &Case,
+    config: AttentionConfig,
+    mode: SplitMode,
+    peer: &str,
+    kernel: Option<Kernel>,
+) -> Result<Row, Failure> {
+    let layout = if config.ragged { Layout::Nhd } else { case.layout() };
+    let batch = Batch::new(case, config.ragged)?;
     let Batch { kv_lens, query_lens, query_begin, pages } = &batch;
     let tokens = query_begin[query_lens.len()] as u64;
     let (heads, dim) = (config.query_heads as u64, config.head_dim as u64);
@@ -137,31 +162,39 @@ fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str, kernel: Ker
     let out = lab.device.allocate((tokens * heads * row_bytes) as usize)?;
     let lse = lab.device.allocate((tokens * heads * 4) as usize)?;
     let page_ids = lab.device.upload(&pages.ids)?;
-    let limits_of_case = limits(kv_lens, query_lens);
-    let mut attention = Attention::for_graphs(&lab.device, config, mode, limits_of_case)?.with_kernel(kernel)?;
+    let table = match config.ragged {
+        true => PageTable::ragged(&pages.begin)?,
+        false => PageTable::csr(case.page_size, &pages.begin, kv_lens)?,
+    };
+    let queries = QueryLengths::indptr(query_begin)?;
+    let attention = Attention::for_graphs(&lab.device, config, mode, limits(kv_lens, query_lens))?;
+    let kernel = kernel.unwrap_or(attention.suitable_kernel(&table, queries)?);
+    let mut attention = attention.with_kernel(kernel)?;
     let memory = lab.device.allocate(attention.workspace_bytes() as usize)?;
     // SAFETY: the buffer is live and used for nothing else.
     let mut workspace = unsafe { Workspace::new(memory.address(), memory.bytes() as u64) };
-    let table = PageTable::csr(case.page_size, &pages.begin, kv_lens)?;
-    let planned = attention.plan(&table, QueryLengths::indptr(query_begin)?, &mut workspace, lab.stream)?;
+    let planned = attention.plan(&table, queries, &mut workspace, lab.stream)?;
     let plan = attention.latest_plan().ok_or("no plan")?;
     let (items, folded) = (plan.header().items, plan.header().partial_rows);
     let balance = plan.balance().efficiency();
 
     let mask_bytes = limits(kv_lens, query_lens).mask_bytes(MaskForm::Bits);
     let inputs = Inputs::new(lab, case, query_lens, kv_lens, mask_bytes)?;
+    let kv = |set: usize| {
+        let (k, v) = (caches[set].0.address(), caches[set].1.address());
+        if config.ragged {
+            let rows =
+                |address| Rows::contiguous(address, DType::Bf16, pages.pool as u64, config.kv_heads, config.head_dim);
+            return KvMemory::Ragged { k: rows(k), v: rows(v) };
+        }
+        KvMemory::Paged {
+            cache: PagedCache::separate(k, v, pages.pool as u64, layout, &config),
+            page_indices: PageIndices { address: page_ids.address(), len: pages.ids.len() as u64 },
+        }
+    };
     let arguments = |set: usize| Run {
         q: Rows::contiguous(q.address(), DType::Bf16, tokens, config.query_heads, config.head_dim),
-        kv: KvMemory::Paged {
-            cache: PagedCache::separate(
-                caches[set].0.address(),
-                caches[set].1.address(),
-                pages.pool as u64,
-                case.layout(),
-                &config,
-            ),
-            page_indices: PageIndices { address: page_ids.address(), len: pages.ids.len() as u64 },
-        },
+        kv: kv(set),
         out: Rows::contiguous(out.address(), DType::Bf16, tokens, config.query_heads, config.head_dim),
         lse: Some(Lse2::contiguous(lse.address(), tokens, config.query_heads).into()),
         variant: inputs.arguments(),
@@ -177,8 +210,7 @@ fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str, kernel: Ker
     lse.fill(0xff)?;
     call(sets - 1)?;
     let answer = Answer { out: out.download()?, lse: lse.download()? };
-    let (rel_err, lse_err) =
-        inputs.with_rules(case, |rules| check(lab, &config, rules, case.layout(), &batch, &answer));
+    let (rel_err, lse_err) = inputs.with_rules(case, |rules| check(lab, &config, rules, layout, &batch, &answer));
     let ok = rel_err < TOLERANCE && lse_err < LSE_TOLERANCE;
 
     let timing = lab.time(sets, &call)?;
@@ -201,6 +233,10 @@ fn attention_in(lab: &Lab, case: &Case, mode: SplitMode, peer: &str, kernel: Ker
         items: Some(items),
         folded: Some(folded),
         balance: Some(balance),
+        kernel: Some(match kernel {
+            Kernel::Prefill => "prefill",
+            _ => "attend",
+        }),
         ok,
         ..blank(case, peer)
     })

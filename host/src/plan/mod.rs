@@ -79,7 +79,11 @@ impl Target {
 
     /// The prefill kernel of `tile` on a device with `multiprocessors`.
     pub const fn for_prefill(multiprocessors: u32, tile: PrefillTile, all_busy: bool) -> Target {
-        Target { all_tall: true, all_busy, ..Target::new(multiprocessors, tile.tile_tokens).with_tall_rows(PREFILL_ROWS) }
+        Target {
+            all_tall: true,
+            all_busy,
+            ..Target::new(multiprocessors, tile.tile_tokens).with_tall_rows(PREFILL_ROWS)
+        }
     }
 
     /// Rows up to which a tall item costs less.

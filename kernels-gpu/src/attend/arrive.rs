@@ -84,18 +84,13 @@ unsafe fn fold_item<E: Element + Values, const HEAD_DIM: u32>(
         let rows = (work.rows - first).min(ATTEND_TILE_ROWS);
         // SAFETY: the kernel's contract; the states are complete.
         unsafe {
-            fold_rows::<HEAD_DIM>(
-                room,
-                (rows, work.pieces),
-                (values, lse),
-                |row, column, values, lse_log2| {
-                    let row = first + row;
-                    E::store(work.row(&p.out, p.group, row).add(2 * column as u64), values);
-                    if column == 0 && p.lse.address != 0 {
-                        work.row(&p.lse, p.group, row).cast::<f32>().store(lse_log2 * p.lse_scale);
-                    }
-                },
-            );
+            fold_rows::<HEAD_DIM>(room, (rows, work.pieces), (values, lse), |row, column, values, lse_log2| {
+                let row = first + row;
+                E::store(work.row(&p.out, p.group, row).add(2 * column as u64), values);
+                if column == 0 && p.lse.address != 0 {
+                    work.row(&p.lse, p.group, row).cast::<f32>().store(lse_log2 * p.lse_scale);
+                }
+            });
         }
         first += ATTEND_TILE_ROWS;
     }

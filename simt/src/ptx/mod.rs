@@ -45,7 +45,12 @@ unsafe extern "C" {
 #[inline(always)]
 pub fn keep_order() {
     // SAFETY: reads a special register.
-    unsafe { asm!("{{ .reg .b32 time; .reg .pred p; mov.u32 time, %clock; setp.eq.u32 p, time, 0; @p nanosleep.u32 0; }}", options(nostack)) }
+    unsafe {
+        asm!(
+            "{{ .reg .b32 time; .reg .pred p; mov.u32 time, %clock; setp.eq.u32 p, time, 0; @p nanosleep.u32 0; }}",
+            options(nostack)
+        )
+    }
 }
 #[inline(always)]
 pub fn thread_idx_x() -> u32 {

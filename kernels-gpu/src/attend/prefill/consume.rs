@@ -66,10 +66,7 @@ pub(super) unsafe fn consume<
                 room.split().store(1);
             }
             let last_row = (first_row + ROWS).min(work.rows) - 1;
-            let end_rows = [
-                tall::look_at(p, &variant, &work, first_row),
-                tall::look_at(p, &variant, &work, last_row),
-            ];
+            let end_rows = [tall::look_at(p, &variant, &work, first_row), tall::look_at(p, &variant, &work, last_row)];
             let first_limit = work.limit(p, first_row);
             let mut softmax = OnlineSoftmax::new();
             unroll::<2>(|half| {
@@ -80,7 +77,17 @@ pub(super) unsafe fn consume<
                 softmax.sum[half] = if quad == 0 { sum } else { 0.0 };
             });
             let (mut token, kv_end, item_rows) = (work.kv_begin, work.kv_end, work.rows);
-            let rows = WarpRows { p, variant, at, lane, item_rows, kv_end, first_limit, end_rows, first_row: lane_row - lane / 4 };
+            let rows = WarpRows {
+                p,
+                variant,
+                at,
+                lane,
+                item_rows,
+                kv_end,
+                first_limit,
+                end_rows,
+                first_row: lane_row - lane / 4,
+            };
             let mut outputs: [[f32; 4]; TILES] = core::mem::zeroed();
             let mut scores: [[f32; 4]; COLUMNS] = core::mem::zeroed();
             let mut weights: [[u32; 4]; DEPTH] = core::mem::zeroed();
@@ -223,7 +230,10 @@ unsafe fn start_outputs<E: Element, const HEAD_DIM: u32, const DEPTH: usize, con
 
 /// Weights as the products' A: two of their columns of 8 a step.
 #[inline(always)]
-fn pack<E: Element, const COLUMNS: usize, const DEPTH: usize>(scores: &[[f32; 4]; COLUMNS], weights: &mut [[u32; 4]; DEPTH]) {
+fn pack<E: Element, const COLUMNS: usize, const DEPTH: usize>(
+    scores: &[[f32; 4]; COLUMNS],
+    weights: &mut [[u32; 4]; DEPTH],
+) {
     unroll::<DEPTH>(|k| {
         weights[k] = operand::<E>([scores[2 * k], scores[2 * k + 1]]);
     });

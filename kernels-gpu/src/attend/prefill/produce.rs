@@ -8,8 +8,7 @@ use simt::{
     asynchronous::fence_proxy_async,
     bulk::{TensorMap, load_tensor_box, prefetch_tensor_map},
     global::Global,
-    grid,
-    thread, warp,
+    grid, thread, warp,
 };
 
 use super::room::Room;

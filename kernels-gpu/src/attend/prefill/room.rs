@@ -107,7 +107,10 @@ impl<const HEAD_DIM: u32> Room<HEAD_DIM> {
     #[inline(always)]
     pub fn keys(self, turn: u32) -> PanelTile {
         let stage = turn % Self::TILE.stages;
-        PanelTile::new(self.start(Self::TILE.query_bytes() + 2 * stage * Self::TILE.copy_bytes()), Self::TILE.tile_tokens)
+        PanelTile::new(
+            self.start(Self::TILE.query_bytes() + 2 * stage * Self::TILE.copy_bytes()),
+            Self::TILE.tile_tokens,
+        )
     }
 
     #[inline(always)]

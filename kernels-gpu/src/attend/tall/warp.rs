@@ -34,7 +34,9 @@ impl<V: Variant, const HEAD_DIM: u32, const HOPPER: bool> Step<'_, V, HEAD_DIM, 
         unsafe {
             let mut scores: [Scores; BLOCKS] = core::mem::zeroed();
             multiply_keys::<E, HEAD_DIM, STEPS, BLOCKS>(self.keys.lane, queries, Self::BLOCK_ROWS, keys, &mut scores);
-            unroll::<BLOCKS>(|block| self.keys.to_logits(self.rows + block as u32 * Self::BLOCK_ROWS, &mut scores[block]));
+            unroll::<BLOCKS>(|block| {
+                self.keys.to_logits(self.rows + block as u32 * Self::BLOCK_ROWS, &mut scores[block])
+            });
             unroll::<BLOCKS>(|block| self.to_weights(&mut softmax[block], &mut scores[block], &mut outputs[block]));
             add_values::<E, HEAD_DIM, STEPS, BLOCKS>(self.keys.lane, values, &scores, outputs);
         }
