@@ -49,18 +49,19 @@ pub(super) unsafe fn consume<
     variant: V,
     room: Room<HEAD_DIM>,
 ) {
-    let thread = thread::thread_idx_x();
-    let group = thread / THREADS - 1;
-    let first_row = ROWS * group;
-    let (lane, quad) = (thread % 32, thread % 4);
-    let lane_row = first_row + thread % THREADS / 32 * 16 + lane / 4;
     // SAFETY: the caller's contract.
     unsafe {
         let mut at = Queue::read(p).all;
         let mut turn = 0;
         grid::wait_for_previous_grid();
-        start_queries::<HEAD_DIM>(p, at, room, first_row);
+        start_queries::<HEAD_DIM>(p, at, room);
         while at.has_work() {
+            // What follows from the thread is this item's, not kept from the kernel's start.
+            let thread = anew(thread::thread_idx_x());
+            let group = thread / THREADS - 1;
+            let first_row = ROWS * group;
+            let (lane, quad) = (thread % 32, thread % 4);
+            let lane_row = first_row + thread % THREADS / 32 * 16 + lane / 4;
             let work = Work::read(p, at);
             if work.pieces > 1 && thread == THREADS {
                 room.split().store(1);
@@ -133,7 +134,7 @@ pub(super) unsafe fn consume<
             let done = at;
             at.advance();
             sync_named_barrier(ALONE + group, THREADS);
-            start_queries::<HEAD_DIM>(p, at, room, first_row);
+            start_queries::<HEAD_DIM>(p, at, room);
             softmax.finish();
             let work = Work::read_again(p, done);
             let columns: &[[[f32; 4]; 2]; STEPS] = &*(&raw const outputs).cast();
@@ -253,7 +254,7 @@ unsafe fn release(empty: Mbarrier) {
 
 /// Starts the copies of the warpgroup's query rows of an item, if there is one; rows past the item's become zeros.
 #[inline(always)]
-unsafe fn start_queries<const HEAD_DIM: u32>(p: &AttendParameters, at: Cursor, room: Room<HEAD_DIM>, first_row: u32) {
+unsafe fn start_queries<const HEAD_DIM: u32>(p: &AttendParameters, at: Cursor, room: Room<HEAD_DIM>) {
     if !at.has_work() {
         return;
     }
@@ -261,7 +262,9 @@ unsafe fn start_queries<const HEAD_DIM: u32>(p: &AttendParameters, at: Cursor, r
     // SAFETY: an item of the queue, by the kernel's contract; the warpgroup has read the rows that were there.
     unsafe {
         let work = Work::read_again(p, at);
-        let mut index = anew(thread::thread_idx_x()) % THREADS;
+        let thread = anew(thread::thread_idx_x());
+        let first_row = ROWS * (thread / THREADS - 1);
+        let mut index = thread % THREADS;
         while index < ROWS * chunks {
             let (row, chunk) = (first_row + index / chunks, index % chunks);
             let valid = row < work.rows;

@@ -30,10 +30,9 @@ use crate::abi::tile::PREFILL_THREADS;
 use crate::{merge::Values, variant::Variant};
 use room::Room;
 
-/// Registers of a producer's thread, of a consumer's, and of each while they are alike: 128 times the first and 256
-/// times the second are at most 384 times the last.
-const PRODUCER_REGISTERS: u32 = 40;
-const CONSUMER_REGISTERS: u32 = 232;
+/// Registers of a thread while all warpgroups are alike. Producers then keep 40 and consumers take 232, or 56 and 224
+/// where the head dim is 256, whose producers have more panels: 128 times the first and 256 times the second are at most
+/// 384 times this.
 const REGISTERS: u32 = 168;
 
 /// The kernel. `COLUMNS` is an eighth of a tile's keys, `DEPTH` half of that, `STEPS` is `HEAD_DIM / 16`, and `TILES` twice
@@ -68,13 +67,21 @@ pub unsafe fn prefill<
         }
         sync_threads();
         if thread::warp_idx() < 4 {
-            lower_register_limit::<PRODUCER_REGISTERS>();
+            if HEAD_DIM == 256 {
+                lower_register_limit::<56>();
+            } else {
+                lower_register_limit::<40>();
+            }
             if thread::warp_idx() < 2 * Room::<HEAD_DIM>::PANEL_WARPS {
                 produce::produce(&p, maps, room, thread::warp_idx());
             }
             raise_register_limit::<REGISTERS>();
         } else {
-            raise_register_limit::<CONSUMER_REGISTERS>();
+            if HEAD_DIM == 256 {
+                raise_register_limit::<224>();
+            } else {
+                raise_register_limit::<232>();
+            }
             consume::consume::<E, V, HEAD_DIM, COLUMNS, DEPTH, STEPS, TILES>(&p, variant, room);
             lower_register_limit::<REGISTERS>();
         }

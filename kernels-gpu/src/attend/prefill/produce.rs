@@ -16,7 +16,7 @@ use crate::abi::parameters::AttendParameters;
 use crate::abi::plan::RAGGED_PAGE_TOKENS;
 use crate::attend::Queue;
 use crate::attend::copies::page_of;
-use crate::attend::work::Work;
+use crate::attend::work::{Cursor, Work};
 use crate::tile::{PanelTile, Rows};
 
 /// Walks the block's items. Warp `warp` of the warpgroup copies keys or values, and of those some of the panels.
@@ -42,65 +42,126 @@ pub(super) unsafe fn produce<const HEAD_DIM: u32>(
         if lane == 0 {
             prefetch_tensor_map(map);
         }
-        let mut at = Queue::read(p).all;
+        let mut walk = Walk::begin(p);
+        let mut tile = walk.look_up(own_row, is_ragged);
         let (mut turn, mut rests) = (0, 0);
         grid::wait_for_previous_grid();
         grid::allow_next_grid();
-        while at.has_work() {
-            let work = Work::read(p, at);
-            let mut token = work.kv_begin;
-            while token < work.kv_end {
-                let rows = (work.kv_end - token).min(tile_tokens);
-                let has_box = own_row < rows;
-                let key = token + own_row;
-                let page = if has_box { page_of(p, work.page_begin, key) } else { 0 };
-                let (_, slot) = p.page_size.divide(key);
-                // Ragged rows are one page, and a page's number is its first row.
-                let (row, page) = if is_ragged { (slot + page, 0) } else { (slot, page) };
-                let place = [row as i32, work.kv_head as i32, page as i32];
-                let has_rest = is_values == 1 && rows < tile_tokens;
-                let [full, empty] = if is_values == 1 {
-                    [room.values_full(turn), room.values_empty(turn)]
-                } else {
-                    [room.keys_full(turn), room.keys_empty(turn)]
-                };
-                let tile = if is_values == 1 { room.values(turn) } else { room.keys(turn) };
-                let copied = if has_rest { room.rest_full(part) } else { full };
+        while tile.rows > 0 {
+            // The next tile's item and pages arrive while this one waits for room.
+            walk.advance(tile_tokens);
+            let next = walk.look_up(own_row, is_ragged);
+            let rows = tile.rows.min(tile_tokens);
+            let has_rest = is_values == 1 && rows < tile_tokens;
+            let [full, empty] = if is_values == 1 {
+                [room.values_full(turn), room.values_empty(turn)]
+            } else {
+                [room.keys_full(turn), room.keys_empty(turn)]
+            };
+            let place = if is_values == 1 { room.values(turn) } else { room.keys(turn) };
+            let copied = if has_rest { room.rest_full(part) } else { full };
 
-                // What this turn finds in its stage is the phase before its own.
-                empty.wait(room.parity(turn) ^ 1);
-                if lane == 0 {
-                    copied.arrive_and_expect_bytes(rows.div_ceil(p.box_tokens) * box_bytes);
+            // What this turn finds in its stage is the phase before its own.
+            empty.wait(room.parity(turn) ^ 1);
+            if lane == 0 {
+                copied.arrive_and_expect_bytes(rows.div_ceil(p.box_tokens) * box_bytes);
+            }
+            warp::sync_warp();
+            let mut panel = part;
+            while panel < HEAD_DIM / 64 {
+                if own_row < rows {
+                    let [row, head, page] = tile.place;
+                    let coordinates = [64 * panel as i32, row, head, page];
+                    load_tensor_box(place.chunk(own_row, 8 * panel), map, coordinates, copied);
                 }
-                warp::sync_warp();
+                panel += Room::<HEAD_DIM>::PANEL_WARPS;
+            }
+            if has_rest {
+                copied.wait(rests % 2);
+                rests += 1;
                 let mut panel = part;
                 while panel < HEAD_DIM / 64 {
-                    if has_box {
-                        let [row, head, page] = place;
-                        let coordinates = [64 * panel as i32, row, head, page];
-                        load_tensor_box(tile.chunk(own_row, 8 * panel), map, coordinates, copied);
-                    }
+                    clear(place, rows, panel);
                     panel += Room::<HEAD_DIM>::PANEL_WARPS;
                 }
-                if has_rest {
-                    copied.wait(rests % 2);
-                    rests += 1;
-                    let mut panel = part;
-                    while panel < HEAD_DIM / 64 {
-                        clear(tile, rows, panel);
-                        panel += Room::<HEAD_DIM>::PANEL_WARPS;
-                    }
-                    fence_proxy_async();
-                    warp::sync_warp();
-                    if lane == 0 {
-                        full.arrive();
-                    }
+                fence_proxy_async();
+                warp::sync_warp();
+                if lane == 0 {
+                    full.arrive();
                 }
-                turn += 1;
-                token += tile_tokens;
             }
-            at.advance();
+            turn += 1;
+            tile = next;
         }
+    }
+}
+
+/// A tile to copy.
+struct Tile {
+    /// Keys up to the item's end; 0 for no tile.
+    rows: u32,
+    /// Where the lane's box begins: row, head and page of the tensor map.
+    place: [i32; 3],
+}
+
+/// A place among the keys of the block's items.
+struct Walk<'a> {
+    p: &'a AttendParameters,
+    at: Cursor,
+    work: Work,
+    token: u32,
+}
+
+impl<'a> Walk<'a> {
+    /// The first tile of the first item that has keys.
+    #[inline(always)]
+    unsafe fn begin(p: &'a AttendParameters) -> Self {
+        // SAFETY: the kernel's contract.
+        unsafe {
+            let mut walk = Walk { p, at: Queue::read(p).all, work: Work::none(), token: 0 };
+            if walk.at.has_work() {
+                walk.read();
+                walk.advance(0);
+            }
+            walk
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn read(&mut self) {
+        // SAFETY: an item of the queue, by the kernel's contract.
+        self.work = unsafe { Work::read(self.p, self.at) };
+        self.token = self.work.kv_begin;
+    }
+
+    /// Goes `tokens` further, and past items' ends.
+    #[inline(always)]
+    unsafe fn advance(&mut self, tokens: u32) {
+        self.token += tokens;
+        while self.at.has_work() && self.token >= self.work.kv_end {
+            self.at.advance();
+            if self.at.has_work() {
+                // SAFETY: as in `begin`.
+                unsafe { self.read() };
+            }
+        }
+    }
+
+    /// The tile here, for a lane whose box begins `own_row` rows into it.
+    #[inline(always)]
+    unsafe fn look_up(&self, own_row: u32, is_ragged: bool) -> Tile {
+        let rows = if self.at.has_work() { self.work.kv_end - self.token } else { 0 };
+        let mut place = [0; 3];
+        if own_row < rows {
+            let key = self.token + own_row;
+            // SAFETY: a key of the item, by the kernel's contract.
+            let page = unsafe { page_of(self.p, self.work.page_begin, key) };
+            let (_, slot) = self.p.page_size.divide(key);
+            // Ragged rows are one page, and a page's number is its first row.
+            let [row, page] = if is_ragged { [slot + page, 0] } else { [slot, page] };
+            place = [row as i32, self.work.kv_head as i32, page as i32];
+        }
+        Tile { rows, place }
     }
 }
 
