@@ -300,6 +300,31 @@ fn register_limits() {
     fits.unwrap();
     let too_many = limits(|| unsafe { lower_register_limit::<40>() }, || unsafe { raise_register_limit::<240>() });
     assert!(matches!(too_many, Err(EmulatorError::RegisterLimit { .. })), "{too_many:?}");
+    let handed_back = limits(
+        || unsafe {
+            lower_register_limit::<40>();
+            raise_register_limit::<168>();
+        },
+        || unsafe {
+            raise_register_limit::<232>();
+            lower_register_limit::<168>();
+        },
+    );
+    handed_back.unwrap();
+    let kept = limits(
+        || unsafe {
+            lower_register_limit::<40>();
+            raise_register_limit::<168>(); // waits
+            sync_threads();
+        },
+        || unsafe {
+            raise_register_limit::<232>();
+            sync_threads();
+            lower_register_limit::<168>();
+        },
+    );
+    let Err(EmulatorError::Deadlock { waiting, .. }) = kept else { panic!("{kept:?}") };
+    assert!(waiting.iter().any(|group| group.point.is_some_and(|(_, site)| site.line() == line_of("waits"))));
     let lowered_up = limits(
         || {},
         || unsafe {

@@ -73,6 +73,8 @@ pub struct Machine<'m> {
     at_warpgroup: u32,
     /// Registers a thread of each warpgroup has, where it has said so.
     register_limits: [Option<u32>; 8],
+    /// What each wants, where others have not given up enough yet.
+    wanted_limits: [Option<(u32, Place)>; 8],
 }
 
 struct Thread {
@@ -139,6 +141,7 @@ impl<'m> Machine<'m> {
             mbarriers: Vec::new(),
             at_warpgroup: 0,
             register_limits: [None; 8],
+            wanted_limits: [None; 8],
         }
     }
 
@@ -205,6 +208,7 @@ impl<'m> Machine<'m> {
         self.mbarriers.clear();
         self.at_warpgroup = 0;
         self.register_limits = [None; 8];
+        self.wanted_limits = [None; 8];
     }
 
     /// Picks the thread that goes on now; `None` when none can.
@@ -250,6 +254,7 @@ impl<'m> Machine<'m> {
             };
         }
         self.check_announced_bytes()?;
+        self.check_wanted_registers()?;
         Err(Box::new(EmulatorError::Deadlock { block: self.block, waiting: self.waiting(0..self.threads.len()) }))
     }
 

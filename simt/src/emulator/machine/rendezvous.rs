@@ -24,6 +24,9 @@ pub(super) struct NamedBarrier {
     told: Told,
 }
 
+/// Registers of a multiprocessor.
+const REGISTER_FILE: u32 = 1 << 16;
+
 impl Machine<'_> {
     /// The running thread arrives; true if it may go on at once, because it was the last one missing.
     pub fn arrive(&mut self, operation: Operation, site: Site, operands: Registers) -> Outcome<bool> {
@@ -109,17 +112,21 @@ impl Machine<'_> {
             }
             Operation::Wgmma { .. } | Operation::RaiseRegisterLimit { .. } | Operation::LowerRegisterLimit { .. } => {
                 if self.warpgroup_arrived(index)? {
+                    let group = index / 4;
                     match operation {
-                        Operation::Wgmma { columns } => self.start_products(index / 4, columns, site)?,
                         Operation::RaiseRegisterLimit { registers } => {
-                            self.set_register_limit(index / 4, registers, true, site)?;
+                            self.set_register_limit(group, registers, true, site)?;
                         }
                         Operation::LowerRegisterLimit { registers } => {
-                            self.set_register_limit(index / 4, registers, false, site)?;
+                            self.set_register_limit(group, registers, false, site)?;
                         }
-                        _ => {}
+                        _ => {
+                            if let Operation::Wgmma { columns } = operation {
+                                self.start_products(group, columns, site)?;
+                            }
+                            self.release(0b1111 << (4 * group));
+                        }
                     }
-                    self.release(0b1111 << (index / 4 * 4));
                 }
                 return Ok(());
             }
@@ -250,18 +257,49 @@ impl Machine<'_> {
         Ok(complete)
     }
 
-    /// A warpgroup changes how many registers its threads have.
+    /// A warpgroup changes how many registers its threads have. It goes on once the block has as many, and so do those that
+    /// waited for what it gives up.
     fn set_register_limit(&mut self, group: usize, registers: u32, raises: bool, site: Site) -> Outcome<()> {
-        const FILE: u32 = 1 << 16;
-        let before = self.register_limits[group].replace(registers);
-        let of_block = self.register_limits.iter().flatten().map(|limit| 128 * limit).sum::<u32>();
-        let wanted = match before {
+        let wanted = match self.register_limits[group] {
             Some(before) if raises && registers < before => format!("at least the {before} of now, to raise it"),
             Some(before) if !raises && registers > before => format!("at most the {before} of now, to lower it"),
-            _ if of_block > FILE => format!("at most {FILE} in a block; its warpgroups now ask for {of_block}"),
-            _ => return Ok(()),
+            _ => {
+                self.wanted_limits[group] = Some((registers, self.place(site)));
+                self.grant_registers(group);
+                (0..8).for_each(|other| self.grant_registers(other));
+                return Ok(());
+            }
         };
         Err(Box::new(EmulatorError::RegisterLimit { registers, wanted, place: self.place(site) }))
+    }
+
+    /// Registers of the block if a warpgroup's threads had `registers`.
+    fn registers_with(&self, group: usize, registers: u32) -> u32 {
+        let limits = self.register_limits.iter().enumerate();
+        limits.map(|(other, limit)| if other == group { registers } else { limit.unwrap_or(0) }).sum::<u32>() * 128
+    }
+
+    fn grant_registers(&mut self, group: usize) {
+        let Some((registers, _)) = self.wanted_limits[group] else { return };
+        if self.registers_with(group, registers) <= REGISTER_FILE {
+            self.register_limits[group] = Some(registers);
+            self.wanted_limits[group] = None;
+            self.release(0b1111 << (4 * group));
+        }
+    }
+
+    /// No thread can go on: where the others have exited, a warpgroup wants more registers than there ever are.
+    pub(super) fn check_wanted_registers(&self) -> Outcome<()> {
+        let waits = |warp: usize| self.exited_warps >> warp & 1 == 1 || self.wanted_limits[warp / 4].is_some();
+        let mut wanted = self.wanted_limits.iter().enumerate().filter_map(|(group, limit)| Some((group, (*limit)?)));
+        match wanted.next() {
+            Some((group, (registers, place))) if (0..self.warps.len()).all(waits) => {
+                let of_block = self.registers_with(group, registers);
+                let wanted = format!("at most {REGISTER_FILE} in a block; its warpgroups now ask for {of_block}");
+                Err(Box::new(EmulatorError::RegisterLimit { registers, wanted, place }))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Groups the threads that have stopped by where they did.
