@@ -1,9 +1,10 @@
 //! The producers: warps that have the keys and values of the block's items copied into stages.
 //!
 //! A tile is as many boxes as fit it; a lane has a box, whose page it looks up. The hardware takes one box after another
-//! from a warp, some 70 cycles each, so keys and values have warps of their own, and their panels of 64 columns two. Boxes past the item's keys are not
-//! copied. Rows of values past them become zeros, whatever lies in the rest of a page: their weights are zeros, and zero
-//! times NaN is not. Keys need no zeros, as their scores are replaced.
+//! from a warp, some 70 cycles each, so keys and values have warps of their own, and their panels of 64 columns two. Boxes
+//! past the item's keys are not copied. Rows of values past them become zeros, whatever lies in the rest of a page: their
+//! weights are zeros, and zero times NaN is not. Keys may be anything, as their scores are replaced: what an earlier tile
+//! left in the stage, or zeros where there was none, since no memory is read that nobody wrote.
 use simt::{
     asynchronous::fence_proxy_async,
     bulk::{TensorMap, load_tensor_box, prefetch_tensor_map},
@@ -52,14 +53,15 @@ pub(super) unsafe fn produce<const HEAD_DIM: u32>(
             walk.advance(tile_tokens);
             let next = walk.look_up(own_row, is_ragged);
             let rows = tile.rows.min(tile_tokens);
-            let has_rest = is_values == 1 && rows < tile_tokens;
+            let is_fresh = turn < Room::<HEAD_DIM>::TILE.stages;
+            let has_rest = rows < tile_tokens && (is_values == 1 || is_fresh);
             let [full, empty] = if is_values == 1 {
                 [room.values_full(turn), room.values_empty(turn)]
             } else {
                 [room.keys_full(turn), room.keys_empty(turn)]
             };
             let place = if is_values == 1 { room.values(turn) } else { room.keys(turn) };
-            let copied = if has_rest { room.rest_full(part) } else { full };
+            let copied = if has_rest { room.rest_full(warp) } else { full };
 
             // What this turn finds in its stage is the phase before its own.
             empty.wait(room.parity(turn) ^ 1);
@@ -79,13 +81,7 @@ pub(super) unsafe fn produce<const HEAD_DIM: u32>(
             if has_rest {
                 copied.wait(rests % 2);
                 rests += 1;
-                let mut panel = part;
-                while panel < HEAD_DIM / 64 {
-                    clear(place, rows, panel);
-                    panel += Room::<HEAD_DIM>::PANEL_WARPS;
-                }
-                fence_proxy_async();
-                warp::sync_warp();
+                clear::<HEAD_DIM>(place, rows, part);
                 if lane == 0 {
                     full.arrive();
                 }
@@ -165,13 +161,21 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Makes a panel's rows from `row` on zeros.
+/// Makes rows from `row` on zeros in the warp's panels, for all to see.
 #[inline(always)]
-unsafe fn clear(tile: PanelTile, row: u32, panel: u32) {
-    let mut index = 8 * row + thread::lane_idx();
-    while index < 8 * tile.rows() {
-        // SAFETY: the copies into the panel are done, and nobody reads it before it is full.
-        unsafe { tile.chunk(index / 8, 8 * panel + index % 8).cast::<[u32; 4]>().store([0; 4]) };
-        index += 32;
+unsafe fn clear<const HEAD_DIM: u32>(tile: PanelTile, row: u32, part: u32) {
+    // SAFETY: no copy into these rows is under way, and nobody reads them before they are full.
+    unsafe {
+        let mut panel = part;
+        while panel < HEAD_DIM / 64 {
+            let mut index = 8 * row + thread::lane_idx();
+            while index < 8 * tile.rows() {
+                tile.chunk(index / 8, 8 * panel + index % 8).cast::<[u32; 4]>().store([0; 4]);
+                index += 32;
+            }
+            panel += Room::<HEAD_DIM>::PANEL_WARPS;
+        }
+        fence_proxy_async();
+        warp::sync_warp();
     }
 }

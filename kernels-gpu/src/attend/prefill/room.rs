@@ -52,10 +52,10 @@ impl<const HEAD_DIM: u32> Room<HEAD_DIM> {
         self.barrier(3 * Self::TILE.stages + turn % Self::TILE.stages)
     }
 
-    /// A warp's values of an item's last keys have come, and what lies behind them is not zero yet.
+    /// What a warp has copied of a tile shorter than the stage has come, and what lies behind is not zero yet.
     #[inline(always)]
-    pub fn rest_full(self, part: u32) -> Mbarrier {
-        self.barrier(4 * Self::TILE.stages + part)
+    pub fn rest_full(self, warp: u32) -> Mbarrier {
+        self.barrier(4 * Self::TILE.stages + warp)
     }
 
     /// The parity of a tile's phase of its stage.
@@ -67,7 +67,7 @@ impl<const HEAD_DIM: u32> Room<HEAD_DIM> {
     /// Whether one of the block's items was a piece of a split.
     #[inline(always)]
     pub fn split(self) -> Shared<u32> {
-        Shared::<u64>::dynamic().add(4 * Self::TILE.stages + 2).cast()
+        Shared::<u64>::dynamic().add(4 * Self::TILE.stages + 4).cast()
     }
 
     /// Makes the barriers, and says that nothing is split.
@@ -87,8 +87,11 @@ impl<const HEAD_DIM: u32> Room<HEAD_DIM> {
                 self.values_empty(turn).initialise(4 * PREFILL_WARPGROUPS);
                 turn += 1;
             }
-            self.rest_full(0).initialise(1);
-            self.rest_full(1).initialise(1);
+            let mut warp = 0;
+            while warp < 2 * Self::PANEL_WARPS {
+                self.rest_full(warp).initialise(1);
+                warp += 1;
+            }
             self.split().store(0);
         }
     }
