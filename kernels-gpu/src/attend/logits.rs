@@ -31,7 +31,7 @@ impl<V: Variant> Keys<'_, V> {
     /// # Safety
     /// The kernel's contract.
     #[inline(always)]
-    pub unsafe fn to_logits<const COLUMNS: usize>(&self, block_row: u32, scores: &mut [[f32; 4]; COLUMNS]) {
+    pub unsafe fn to_logits<const COLUMNS: usize>(self, block_row: u32, scores: &mut [[f32; 4]; COLUMNS]) {
         // What follows from the row is worked out anew: only few steps hide keys, and a heavy variant's rows take more
         // registers than there are.
         let row = anew(block_row + self.lane / 4);

@@ -7,7 +7,7 @@ use simt::{
     block::sync_named_barrier,
     grid,
     mbarrier::Mbarrier,
-    registers::anew,
+    registers::{anew, keep_order},
     tensor::Element,
     thread, warp,
     wgmma::{self, commit_group, multiply_registers, multiply_shared, wait_group},
@@ -113,7 +113,8 @@ pub(super) unsafe fn consume<
                     wait_group::<1, COLUMNS>(&mut scores);
                     release(room.keys_empty(next));
                     let [upper, lower] = rows.weigh(token, &mut softmax, &mut scores);
-                    simt::registers::keep_order();
+                    // The products of the values overlap with the weights only if they are waited for after them.
+                    keep_order();
                     wait_group::<0, TILES>(&mut outputs);
                     release(room.values_empty(turn));
                     if warp::vote_ballot(upper != 1.0 || lower != 1.0) != 0 {
