@@ -135,7 +135,7 @@ impl Case {
         Case { values, ..self }
     }
 
-    fn unused(self, unused: Unused) -> Case {
+    pub(crate) fn unused(self, unused: Unused) -> Case {
         Case { unused, ..self }
     }
 

@@ -9,16 +9,18 @@
 use crate::buffer::{Access, Region};
 use kernels_gpu::abi::manifest::LaunchBounds;
 use kernels_gpu::abi::parameters::{
-    AppendParameters, AttendParameters, CheckAppendParameters, CheckPageIdsParameters, MergeStatesParameters,
-    PositionsParameters, RopeAppendParameters, RopeParameters,
+    AppendParameters, AttendParameters, CacheView, CheckAppendParameters, CheckPageIdsParameters,
+    MergeStatesParameters, PositionsParameters, RopeAppendParameters, RopeParameters,
 };
 use kernels_gpu::abi::plan::PlanHeader;
-use kernels_gpu::abi::tile::{APPEND_PIECES, APPEND_THREADS, Family, MERGE_THREADS, ROPE_THREADS};
+use kernels_gpu::abi::tile::{APPEND_PIECES, APPEND_THREADS, Family, MERGE_THREADS, PrefillTile, ROPE_THREADS};
 use kernels_gpu::entries::{KERNELS, Parameters, body};
 use kernels_gpu::variant::{ModifiedParameters, StandardParameters};
 use oxattn::config::DType;
 use oxattn::rope::RopeConfig;
-use simt::emulator::{Counters, GlobalMemory, Launch, RawAccess};
+use simt::bulk::TensorMap;
+use simt::emulator::{Counters, GlobalMemory, Launch, RawAccess, TensorMapDescription};
+use simt::wgmma::Swizzle;
 use std::cell::Cell;
 
 /// An attention.
@@ -38,6 +40,8 @@ pub struct AttentionLaunch {
     pub variant: ModifiedParameters,
     /// Whether that is nothing.
     pub is_plain: bool,
+    /// Pages of the cache.
+    pub pages: u32,
     /// All memory that the launch touches.
     pub regions: Vec<Region>,
 }
@@ -216,6 +220,56 @@ impl Executor for Emulator {
         };
         self.launch(&symbol, launch.blocks, parameters, &launch.regions);
     }
+}
+
+/// The prefill kernels under the emulator, for plans whose cuts fall on multiples of their tiles.
+pub struct PrefillEmulator(Emulator);
+
+impl PrefillEmulator {
+    /// `seed` as [`Emulator::new`]'s.
+    pub fn new(seed: u64) -> PrefillEmulator {
+        PrefillEmulator(Emulator::new(Family::Sm90a, seed))
+    }
+
+    /// What the last launch would have cost.
+    pub fn counters(&self) -> Counters {
+        self.0.counters()
+    }
+}
+
+impl Executor for PrefillEmulator {
+    fn attention(&self, launch: &AttentionLaunch) {
+        let AttentionLaunch { attend, variant, dtype, head_dim, pages, .. } = *launch;
+        let box_tokens = PrefillTile::new(head_dim).and_then(|tile| tile.box_tokens(attend.page_size.get()));
+        let attend =
+            AttendParameters { box_tokens: box_tokens.expect("a head dim and a page size of theirs"), ..attend };
+        let maps = [attend.k, attend.v].map(|cache| cache_map(&attend, &cache, head_dim, pages));
+        let address = maps.as_ptr() as u64;
+        let mut regions = launch.regions.clone();
+        regions.push(Region { address, bytes: size_of_val(&maps), access: Access::Read });
+        let (symbol, parameters) = if launch.is_plain {
+            let plain = StandardParameters { scale_log2: variant.scale };
+            (format!("prefill_{dtype}_d{head_dim}"), Parameters::Prefill(attend, plain, address))
+        } else {
+            (format!("prefill_modified_{dtype}_d{head_dim}"), Parameters::PrefillModified(attend, variant, address))
+        };
+        self.0.launch(&symbol, launch.blocks, parameters, &regions);
+    }
+}
+
+/// The tensor map of one of K and V.
+fn cache_map(attend: &AttendParameters, cache: &CacheView, head_dim: u32, pages: u32) -> TensorMap {
+    let strides_bytes = [cache.token_stride_bytes, cache.head_stride_bytes, cache.page_stride_bytes];
+    let description = TensorMapDescription {
+        address: cache.address,
+        element_bytes: 2,
+        extents: &[head_dim, attend.page_size.get(), attend.kv_heads, pages],
+        strides_bytes: &strides_bytes.map(|bytes| bytes as u64),
+        box_extents: &[64, attend.box_tokens, 1, 1],
+        element_strides: &[1; 4],
+        swizzle: Swizzle::Bytes128,
+    };
+    description.encode().expect("a cache that can be mapped")
 }
 
 impl Operators for Emulator {

@@ -257,6 +257,7 @@ impl Fixture {
             head_dim: config.head_dim,
             dtype: config.dtype,
             is_plain: config.is_plain(),
+            pages: first_page(&self.case) + self.pages as u32,
             variant,
             regions,
         });

@@ -1,6 +1,6 @@
 //! One table of cases for every executor, checked against the f64 oracle.
 //!
-//! [`cases`] says what to compute, [`fixture`] lays it out in memory and knows the oracle's answer, [`plans`] cuts it
+//! [`cases`] says what to compute ([`prompts`] the same for the prefill kernels), [`fixture`] lays it out in memory and knows the oracle's answer, [`plans`] cuts it
 //! into work items by hand, [`executors`] is the seam to what runs it. [`states`] and [`new_tokens`] do the same for
 //! merges and appends, [`rope`] for rotations, [`rope_append`] for both in one, [`checks`] for the checks of values on
 //! the device. [`public_api`] runs all of it through the library's own operators, and [`scenarios`] are the tests that
@@ -19,6 +19,7 @@ pub mod new_tokens;
 pub mod number;
 pub mod periodic;
 pub mod plans;
+pub mod prompts;
 pub mod public_api;
 pub mod random;
 pub mod rope;

@@ -147,6 +147,17 @@ pub fn planned(case: &Case, page_begin: &[u32], target: Target, mode: SplitMode)
 /// round the queues of `teams`. `page_begin` is where each request's page ids, or rows, start. Requests of more than 16 rows have
 /// tall tiles of `tall_rows`, if that is not 0.
 pub fn forced_split(case: &Case, page_begin: &[u32], pieces: u32, teams: Teams, tall_rows: u32) -> PlanImage {
+    forced_split_in_steps(case, page_begin, (pieces, 1), teams, tall_rows)
+}
+
+/// The same with cuts at multiples of `step_tokens`.
+pub fn forced_split_in_steps(
+    case: &Case,
+    page_begin: &[u32],
+    (pieces, step_tokens): (u32, u32),
+    teams: Teams,
+    tall_rows: u32,
+) -> PlanImage {
     let (group, kv_heads) = (case.config.group(), case.config.kv_heads);
     let query_begin = case.query_begin();
     let mut queues = vec![[const { Vec::new() }; 2]; teams.teams as usize];
@@ -157,7 +168,10 @@ pub fn forced_split(case: &Case, page_begin: &[u32], pieces: u32, teams: Teams, 
         for row_begin in (0..query_len * group).step_by(tile_rows as usize) {
             let rows = (query_len * group - row_begin).min(tile_rows);
             for piece in 0..pieces {
-                let cut = |piece: u32| (kv_len as u64 * piece as u64 / pieces as u64) as u32;
+                let cut = |piece: u32| match (kv_len as u64 * piece as u64 / pieces as u64) as u32 {
+                    tokens if piece < pieces => tokens / step_tokens * step_tokens,
+                    tokens => tokens,
+                };
                 let item = WorkItem {
                     request: request as u32,
                     query_begin_tokens: query_begin[request],
