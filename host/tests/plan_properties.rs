@@ -8,6 +8,7 @@ use std::mem::replace;
 use std::ops::Range;
 
 use kernels_gpu::abi::plan::{MaskRequest, PlanHeader, WorkItem};
+use kernels_gpu::abi::tile::PrefillTile;
 use oxattn::{AttentionConfig, Limits, MaskForm, PageTable, Plan, PlanError, Planner, QueryLengths, SplitMode, Target};
 use proptest::prelude::*;
 
@@ -95,7 +96,7 @@ fn check(plan: &Plan, requests: &[Request]) {
     for (run, begin) in plan.queue_begin().windows(2).enumerate() {
         for item in &plan.items()[begin[0] as usize..begin[1] as usize] {
             let packed_rows = requests[item.request as usize].0 * group;
-            let only_tall = tall_rows > 0 && matches!(plan.mode(), SplitMode::FixedSplit { .. });
+            let only_tall = has_only_tall(plan);
             let of_tall = tall_rows > 0 && packed_rows > 16 || only_tall;
             let tile_rows = if of_tall { tall_rows_of_batch(plan, requests) } else { 16 };
             assert_eq!(item.rows, tile_rows.min(packed_rows - item.row_begin));
@@ -176,12 +177,12 @@ fn check_layout(plan: &Plan) {
 }
 
 /// Rows of the batch's tall tiles: half of the target's where full ones, with a tile for each other request, are fewer
-/// than one and a half a team, if the mode lets a batch matter.
+/// than one and a half a team, if the mode lets a batch matter and there are short items too.
 fn tall_rows_of_batch(plan: &Plan, requests: &[Request]) -> u32 {
     let tall_rows = plan.target().tall_rows;
     let tiles = |request: &Request| (request.0 * plan.config().group()).div_ceil(tall_rows);
     let few = 2 * requests.iter().map(tiles).sum::<u32>() + 1 < 3 * plan.header().teams;
-    let is_free = matches!(plan.mode(), SplitMode::Balanced | SplitMode::Unsplit);
+    let is_free = !plan.target().all_tall && matches!(plan.mode(), SplitMode::Balanced | SplitMode::Unsplit);
     if few && is_free { tall_rows / 2 } else { tall_rows }
 }
 
@@ -189,13 +190,17 @@ fn item_tiles(plan: &Plan, item: &WorkItem) -> u64 {
     (item.kv_end_tokens - item.kv_begin_tokens).div_ceil(plan.target().tile_tokens) as u64
 }
 
+/// Whether an item of so many rows is tall.
+fn is_tall(plan: &Plan, rows: u32) -> bool {
+    has_only_tall(plan) || plan.target().tall_rows > 0 && rows > 16
+}
+
 /// What `rows` rows cost with `tiles` tiles, in tiles of a short item: by the documentation of `Cost`.
 fn cost(plan: &Plan, rows: u32, tiles: u64) -> f64 {
     let tall_rows = plan.target().tall_rows;
-    let is_tall = tall_rows > 0 && (rows > 16 || matches!(plan.mode(), SplitMode::FixedSplit { .. }));
-    match is_tall {
+    match is_tall(plan, rows) {
         false => tiles as f64 + 1.0,
-        true if 2 * rows <= tall_rows => tiles as f64 + 2.0,
+        true if 2 * rows <= tall_rows && !plan.target().all_tall => tiles as f64 + 2.0,
         true => 1.5 * tiles as f64 + 3.0,
     }
 }
@@ -207,13 +212,13 @@ fn check_balance(plan: &Plan, requests: &[Request]) {
     let mut has_tall = false;
     for &request in requests {
         let packed_rows = request.0 * config.group();
-        let tile_rows = if target.tall_rows > 0 && packed_rows > 16 { tall_rows_of_batch(plan, requests) } else { 16 };
+        let tile_rows = if is_tall(plan, packed_rows) { tall_rows_of_batch(plan, requests) } else { 16 };
         for row in (0..packed_rows).step_by(tile_rows as usize) {
             let rows = tile_rows.min(packed_rows - row);
             let keys = keys_of_rows(config, request, row..row + rows);
             let tiles = keys.end.div_ceil(target.tile_tokens) - keys.start / target.tile_tokens;
             unit_costs.push(cost(plan, rows, tiles as u64));
-            has_tall |= rows > 16;
+            has_tall |= is_tall(plan, rows);
         }
     }
     let mean = unit_costs.iter().sum::<f64>() / plan.header().teams as f64;
@@ -232,7 +237,7 @@ fn check_balance(plan: &Plan, requests: &[Request]) {
     assert!(balance.max <= most, "max {} least {least}\n{}", balance.max, plan.explain());
 
     let cut = plan.items().iter().filter(|item| item.pieces > 1);
-    let shortest = |item: &WorkItem| if target.tall_rows > 0 && item.rows > 16 { 4 } else { 2 };
+    let shortest = |item: &WorkItem| if is_tall(plan, item.rows) { 4 } else { 2 };
     assert!(cut.clone().all(|item| item_tiles(plan, item) >= shortest(item)), "a piece too short");
     let cuts: u64 = cut.filter(|item| item.piece > 0).count() as u64;
     assert!(cuts <= plan.header().teams as u64, "{cuts} cuts for {} queues", plan.header().teams);
@@ -255,8 +260,38 @@ fn modes() -> impl Strategy<Value = SplitMode> {
     ]
 }
 
-fn tall_rows() -> impl Strategy<Value = u32> {
-    prop::sample::select(vec![0u32, 64, 128])
+/// What a target's kernel makes of rows.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    /// Tall items of so many rows, and short ones.
+    Mixed { tall_rows: u32 },
+    /// Tall items alone.
+    Tall { all_busy: bool },
+}
+
+impl Kind {
+    fn target(self, blocks: u32, tile_tokens: u32) -> Target {
+        let mut target = Target::new(blocks, tile_tokens);
+        match self {
+            Kind::Mixed { tall_rows } => target.tall_rows = tall_rows,
+            Kind::Tall { all_busy } => {
+                (target.tall_rows, target.all_tall, target.all_busy) = (128, true, all_busy);
+            }
+        }
+        target
+    }
+}
+
+fn kinds() -> impl Strategy<Value = Kind> {
+    let mixed = [0, 64, 128].map(|tall_rows| Kind::Mixed { tall_rows });
+    let tall = [false, true].map(|all_busy| Kind::Tall { all_busy });
+    prop::sample::select([mixed.as_slice(), &tall].concat())
+}
+
+/// Whether the plan has no short items: its kernel has none, or its mode wants none.
+fn has_only_tall(plan: &Plan) -> bool {
+    let target = plan.target();
+    target.tall_rows > 0 && (target.all_tall || matches!(plan.mode(), SplitMode::FixedSplit { .. }))
 }
 
 fn requests() -> impl Strategy<Value = Vec<Request>> {
@@ -285,10 +320,10 @@ proptest! {
         requests in requests(),
         mode in modes(),
         blocks in 1u32..300,
-        tile_tokens in prop::sample::select(vec![16u32, 32, 48, 64]),
-        tall_rows in tall_rows(),
+        tile_tokens in prop::sample::select(vec![16u32, 32, 48, 64, 128]),
+        kind in kinds(),
     ) {
-        let target = Target::new(blocks, tile_tokens).with_tall_rows(tall_rows);
+        let target = kind.target(blocks, tile_tokens);
         let mut planner = Planner::new(config, target, mode, tight_limits(&requests)).unwrap();
         let plan = Batch::new(config.page_size_tokens, &requests).plan(&mut planner, config.page_size_tokens);
         check(plan, &requests);
@@ -306,7 +341,7 @@ proptest! {
         mode in modes(),
         blocks in 1u32..300,
         room in (0u32..8, 0u32..200, 0u32..5000, 0u64..50_000),
-        tall_rows in tall_rows(),
+        kind in kinds(),
     ) {
         let tight = tight_limits(&requests);
         let limits = Limits {
@@ -315,7 +350,7 @@ proptest! {
             max_kv_len_tokens: tight.max_kv_len_tokens + room.2,
             max_kv_tokens: tight.max_kv_tokens + room.3,
         };
-        let mut planner = Planner::new(config, Target::new(blocks, 64).with_tall_rows(tall_rows), mode, limits).unwrap();
+        let mut planner = Planner::new(config, kind.target(blocks, 64), mode, limits).unwrap();
         let (layout, page) = (planner.workspace_size(), config.page_size_tokens);
         // The batch, and as many like its longest request as the limits hold.
         let longest = requests.iter().copied().max_by_key(|request| request.1).unwrap_or((1, 1));
@@ -343,7 +378,7 @@ proptest! {
         second in requests(),
         mode in modes(),
         blocks in 1u32..140,
-        tall_rows in tall_rows(),
+        kind in kinds(),
     ) {
         let (a, b) = (tight_limits(&first), tight_limits(&second));
         let limits = Limits {
@@ -352,7 +387,7 @@ proptest! {
             max_kv_len_tokens: a.max_kv_len_tokens.max(b.max_kv_len_tokens),
             max_kv_tokens: a.max_kv_tokens.max(b.max_kv_tokens),
         };
-        let (page, target) = (config.page_size_tokens, Target::new(blocks, 64).with_tall_rows(tall_rows));
+        let (page, target) = (config.page_size_tokens, kind.target(blocks, 64));
         let mut planner = Planner::new(config, target, mode, limits).unwrap();
         let layout = planner.workspace_size();
         Batch::new(page, &first).plan(&mut planner, page);
@@ -375,11 +410,11 @@ proptest! {
         slot in 0usize..24,
         blocks in 1u32..300,
         fixed_tokens in prop::option::of(1u32..700),
-        tall_rows in tall_rows(),
+        kind in kinds(),
     ) {
         let mode = fixed_tokens.map_or(SplitMode::BatchInvariant, |tokens| SplitMode::FixedSplit { tokens });
         let cuts = |requests: &[Request], slot: usize, blocks: u32| {
-            let target = Target::new(blocks, 64).with_tall_rows(tall_rows);
+            let target = kind.target(blocks, 64);
             let mut planner = Planner::new(config, target, mode, tight_limits(requests)).unwrap();
             let plan = Batch::new(config.page_size_tokens, requests).plan(&mut planner, config.page_size_tokens);
             let of_slot = plan.items().iter().filter(|item| item.request == slot as u32);
@@ -443,6 +478,29 @@ fn many_rows_make_tall_items_beside_short_ones() {
     assert_eq!(plan.balance().max, 3.0 + 4.5 + 4.5 + 17.0 + 2.0);
     assert_eq!(plan.explain().tall_units, 3);
     assert!(plan.explain().to_string().contains("5 (request, row tile), 3 tall"), "{}", plan.explain());
+}
+
+#[test]
+fn items_of_a_prefill_are_all_tall_and_cost_the_same() {
+    // 4 heads a token: 160 rows are 2 tiles, 4 rows one, and 20 one; none is of 64 rows for all the 8 idle blocks.
+    let config = AttentionConfig::new(32, 8, 128, 16);
+    let requests = [(40, 40), (1, 1000), (5, 300), (2, 0)];
+    for all_busy in [false, true] {
+        let target = Target::for_prefill(132, PrefillTile::new(128).unwrap(), all_busy);
+        assert_eq!((target.tall_rows, target.tile_tokens, target.all_tall), (128, 128, true));
+        let mut planner = Planner::new(config, target, SplitMode::Unsplit, tight_limits(&requests)).unwrap();
+        let plan = Batch::new(16, &requests).plan(&mut planner, 16);
+        check(plan, &requests);
+        let mut rows: Vec<_> = plan.items().iter().map(|i| (i.request, i.row_begin, i.rows)).collect();
+        rows.sort_unstable();
+        assert_eq!(rows, [(0, 0, 128), (0, 128, 32), (1, 0, 4), (2, 0, 20), (3, 0, 8)]);
+        // An item a team at most: 1.5 a tile of 128 keys and 3, whatever the rows; 8, 3, 1, 1 and no tiles.
+        let mut loads = plan.balance().queue_loads;
+        loads.sort_unstable_by(f64::total_cmp);
+        assert_eq!(loads.len(), if all_busy { 33 } else { 16 });
+        assert_eq!(loads[loads.len() - 6..], [0.0, 3.0, 4.5, 4.5, 7.5, 15.0]);
+        assert_eq!(plan.explain().tall_units, 5);
+    }
 }
 
 #[test]

@@ -22,8 +22,8 @@ use oxattn::operators::{Append, Destination, State, append, merge_state};
 use oxattn::rope::{Rope, RopeAppend, RopeConfig, RopePositions, RopeRun, Rotate};
 use oxattn::tensor::CacheRows;
 use oxattn::{
-    Attention, Device, Error, KvMemory, Limits, Lse2, LseE, MaskForm, MaskMemory, PageIndices, PageTable, PagedCache,
-    QueryLengths, Rows, Run, SplitMode, Stream, Values, VariantInputs, Workspace, single,
+    Attention, Device, Error, Kernel, Limits, Lse2, LseE, MaskForm, MaskMemory, PageIndices, PageTable, PagedCache,
+    QueryLengths, Rows, Run, SplitMode, Stream, Values, VariantInputs, Workspace,
 };
 
 /// Makes a test of every scenario, on the device that an expression of type `Option<&Device>` (or what derefs to it)
@@ -67,6 +67,7 @@ macro_rules! device_tests {
             inputs_of_variants_that_do_not_match_are_refused,
             plans_that_do_not_match_are_refused,
             configurations_no_kernel_runs_are_refused,
+            prefill_kernels_that_there_are_not_are_refused,
             merges_and_appends_that_do_not_match_are_refused,
             rotations_that_do_not_match_are_refused,
             rotated_appends_that_do_not_match_are_refused,
@@ -922,6 +923,30 @@ pub fn configurations_no_kernel_runs_are_refused(device: &Device) {
     }
     let zero = SplitMode::FixedSplit { tokens: 0 };
     refused(Attention::new(device, config, zero, limits), "FixedSplit tokens is 0; it must be at least 1");
+}
+
+/// Pages, head dims and split modes without a prefill kernel have none on any device, and the CPU has none at all.
+pub fn prefill_kernels_that_there_are_not_are_refused(device: &Device) {
+    let limits = Limits { max_requests: 1, max_query_tokens: 1, max_kv_len_tokens: 1, max_kv_tokens: 1 };
+    let config = |head_dim: u32, page: u32| AttentionConfig::new(8, 2, head_dim, page);
+    let never = [
+        (config(128, 12), SplitMode::Balanced),
+        (config(96, 16), SplitMode::Balanced),
+        (config(128, 16), SplitMode::BatchInvariant),
+        (config(128, 16), SplitMode::FixedSplit { tokens: 64 }),
+    ];
+    let on_gpus = [(config(128, 16), SplitMode::Balanced), (config(64, 8), SplitMode::Unsplit)];
+    for (config, mode) in never.iter().chain(on_gpus.iter().filter(|_| device.is_cpu())) {
+        let message = format!(
+            "no prefill kernel for head_dim {} and page_size_tokens {} here; it needs a Hopper GPU, head_dim 64, 128 or \
+             256, pages of a multiple of 8 tokens, no custom variant, and SplitMode::Balanced or Unsplit",
+            config.head_dim, config.page_size_tokens
+        );
+        for attention in [Attention::new, Attention::for_graphs] {
+            refused(attention(device, *config, *mode, limits).unwrap().with_kernel(Kernel::Prefill), &message);
+            attention(device, *config, *mode, limits).unwrap().with_kernel(Kernel::Attend).unwrap();
+        }
+    }
 }
 
 pub fn more_memory_than_there_is_is_refused(device: &Device) {

@@ -137,3 +137,76 @@ pub(super) struct Look {
     /// Whether it has so many row tiles that every multiprocessor counts.
     pub many: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits =
+        Limits { max_requests: 8, max_query_tokens: 8192, max_kv_len_tokens: 8192, max_kv_tokens: 65_536 };
+
+    /// 8 KV heads of 4 query heads on 132 multiprocessors: 33 teams of 4 blocks for many row tiles.
+    fn prefill() -> Prefill {
+        let config = AttentionConfig::new(32, 8, 128, 16);
+        Prefill::new(config, 132, SplitMode::Balanced, LIMITS).unwrap().unwrap()
+    }
+
+    fn look(requests: &[(u32, u32)]) -> Look {
+        let kv_lens: Vec<u32> = requests.iter().map(|request| request.1).collect();
+        let mut begin = vec![0];
+        requests.iter().for_each(|request| begin.push(begin[begin.len() - 1] + request.0));
+        let table = PageTable::block_table(16, 512, &kv_lens).unwrap();
+        prefill().look_at(&table, QueryLengths::indptr(&begin).unwrap(), 4)
+    }
+
+    #[test]
+    fn batches_of_prompts_suit_the_prefill_kernel() {
+        for (requests, suits) in [
+            (&[][..], false),
+            (&[(0, 100)], false),
+            (&[(1, 8000), (1, 1)], false),
+            // 4 tokens are 16 rows, a short item's; 5 are a prompt's.
+            (&[(4, 100)], false),
+            (&[(5, 100)], true),
+            (&[(100, 0)], false),
+            // A row tile each, so the keys decide: half of them.
+            (&[(32, 500), (1, 500)], true),
+            (&[(32, 500), (1, 501)], false),
+            (&[(1, 250), (32, 500), (1, 250)], true),
+            // Two row tiles of a prompt count its keys twice.
+            (&[(33, 500), (1, 1000)], true),
+            (&[(33, 500), (1, 1001)], false),
+            (&[(0, 8000), (32, 10)], true),
+        ] {
+            assert_eq!(look(requests).suits, suits, "{requests:?}");
+        }
+    }
+
+    #[test]
+    fn four_row_tiles_a_team_are_many() {
+        let prefill = prefill();
+        assert_eq!((prefill.path(true).teams.teams, prefill.path(false).teams.teams), (33, 16));
+        assert_eq!((prefill.path(true).blocks(), prefill.path(false).blocks()), (132, 128));
+        // 32 tokens are a row tile, and of two requests each has its own last one.
+        assert!(look(&[(132 * 32, 5000)]).many && !look(&[(131 * 32, 5000)]).many);
+        assert!(look(&[(130 * 32 + 1, 5000), (1, 1)]).many && !look(&[(130 * 32 + 1, 5000)]).many);
+        let of_limits = |max_query_tokens| prefill.look_at_limits(&Limits { max_query_tokens, ..LIMITS }, 4);
+        assert_eq!(of_limits(132 * 32), Look { suits: false, many: true });
+        assert_eq!(of_limits(132 * 32 - 1), Look { suits: false, many: false });
+    }
+
+    #[test]
+    fn only_some_attentions_have_a_prefill_kernel() {
+        let has = |head_dim, page, mode| {
+            let config = AttentionConfig::new(32, 8, head_dim, page);
+            Prefill::new(config, 132, mode, LIMITS).unwrap().map(|prefill| prefill.box_tokens)
+        };
+        assert_eq!(has(64, 48, SplitMode::Balanced), Some(16));
+        assert_eq!(has(128, 1024, SplitMode::Unsplit), Some(128));
+        assert_eq!(has(256, 1024, SplitMode::Unsplit), Some(64));
+        assert_eq!(has(128, 4, SplitMode::Balanced), None);
+        assert_eq!(has(96, 16, SplitMode::Balanced), None);
+        assert_eq!(has(128, 16, SplitMode::BatchInvariant), None);
+        assert_eq!(has(128, 16, SplitMode::FixedSplit { tokens: 128 }), None);
+    }
+}

@@ -270,7 +270,46 @@ const _: () = {
 
 #[cfg(test)]
 mod tests {
-    use super::Teams;
+    use super::{PREFILL_LEAST_BOX_TOKENS, PrefillTile, Teams};
+
+    #[test]
+    fn boxes_fit_pages_and_tiles() {
+        for head_dim in [64, 128, 256] {
+            let tile = PrefillTile::new(head_dim).unwrap();
+            for page in 1..=1024u32 {
+                let fits = |tokens: &u32| page.is_multiple_of(*tokens) && tile.tile_tokens.is_multiple_of(*tokens);
+                let largest =
+                    (PREFILL_LEAST_BOX_TOKENS..=256).filter(|tokens| tokens.is_power_of_two()).filter(fits).max();
+                assert_eq!(tile.box_tokens(page), largest, "pages of {page}, head dim {head_dim}");
+                assert_eq!(largest.is_some(), page.is_multiple_of(8), "pages of {page}");
+            }
+            // A lane has a box.
+            assert!(tile.tile_tokens / PREFILL_LEAST_BOX_TOKENS <= 32);
+        }
+        assert!([80, 96, 192, 512, 0].into_iter().all(|head_dim| PrefillTile::new(head_dim).is_none()));
+    }
+
+    #[test]
+    fn the_busiest_teams_leave_no_place_idle_that_others_would_use() {
+        // Worked by hand: 16 teams of 8 blocks use 128 of 132 places, 33 teams of 4 all.
+        assert_eq!(Teams::busiest(8, 132), Teams { teams: 33, blocks: 4, heads_per_block: 2 });
+        assert_eq!(Teams::busiest(1, 132), Teams { teams: 132, blocks: 1, heads_per_block: 1 });
+        assert_eq!(Teams::busiest(0, 0), Teams { teams: 1, blocks: 1, heads_per_block: 1 });
+        for kv_heads in 1..=72u32 {
+            for places in 1..=300u32 {
+                let busiest = Teams::busiest(kv_heads, places);
+                assert!(busiest.teams >= 1 && busiest.teams * busiest.blocks <= places.max(1), "{kv_heads} {places}");
+                assert_eq!(busiest.blocks, kv_heads.div_ceil(busiest.heads_per_block), "{kv_heads} {places}");
+                // Items a team does in the time of a head, as fractions.
+                let is_faster = |heads: u32| {
+                    let teams = places / kv_heads.div_ceil(heads);
+                    (teams * busiest.heads_per_block).cmp(&(busiest.teams * heads))
+                };
+                assert!((1..=kv_heads).all(|heads| is_faster(heads).is_le()), "{kv_heads} {places}");
+                assert!((1..busiest.heads_per_block).all(|heads| is_faster(heads).is_lt()), "{kv_heads} {places}");
+            }
+        }
+    }
 
     #[test]
     fn teams_keep_places_busy() {
