@@ -2,14 +2,18 @@
 //!
 //! Unsafe: a copy takes addresses; its test owns the memory behind them.
 
-use oxattn::{Device, PageIndices, SplitMode, Stream};
+use kernels_gpu::abi::tile::Family;
+use oxattn::config::AttentionConfig;
+use oxattn::{Attention, Device, Kernel, Limits, PageIndices, SplitMode, Stream};
 use oxattn_tests::cases::{Case, Pages, paged};
 use oxattn_tests::device_tests;
-use oxattn_tests::fixture::{Fixture, Lse};
+use oxattn_tests::fixture::{Fixture, Lse, Outputs, Tensors};
 use oxattn_tests::grid::{batch_append, batch_decode, batch_invariant, graph_decode, mixed, tensor_core_decode};
 use oxattn_tests::lab::{check_graphs, check_invariant, check_points};
 use oxattn_tests::layout::LAYOUTS;
 use oxattn_tests::merge_grid::{check_many_states, pairs};
+use oxattn_tests::plans::limits_for;
+use oxattn_tests::prompts::prefill_cases;
 use oxattn_tests::public_api::{Public, Setup, report};
 use oxattn_tests::scenarios::{new_stream, refused, short_and_long};
 use std::io::Write;
@@ -108,6 +112,88 @@ fn follow_plans(device: &Device, cases: [Case; 2]) {
             assert!(layers[0].download(fixture).bits() == replayed[0].bits(), "turn {turn}");
         }
     }
+}
+
+/// Whether the GPU is a Hopper, which alone has prefill kernels.
+fn has_prefill(device: &Device) -> bool {
+    let is_hopper = device.as_cuda().is_some_and(|cuda| cuda.family() == Family::Sm90a);
+    if !is_hopper {
+        drop(writeln!(std::io::stderr(), "skipped: {} has no prefill kernels", device.describe()));
+    }
+    is_hopper
+}
+
+type Build = fn(&Device, AttentionConfig, SplitMode, Limits) -> Result<Attention, oxattn::Error>;
+
+/// Plans and runs every case of the prefill table by the prefill kernels, as `run` does.
+fn check_prefill(mode: SplitMode, build: Build, run: impl Fn(&mut Setup, &Fixture, &Tensors, Stream) -> Outputs) {
+    let Some(device) = gpu() else { return };
+    if !has_prefill(&device) {
+        return;
+    }
+    let stream = new_stream(&device);
+    for (index, case) in prefill_cases().iter().filter(|case| case.pages != Pages::HighIds).enumerate() {
+        let fixture = Fixture::new(case);
+        let limits = limits_for(&[case]);
+        let attention = build(&device, case.config, mode, limits).unwrap().with_kernel(Kernel::Prefill).unwrap();
+        let mut setup = Setup::of(&device, attention);
+        let has_lse = case.config.sigmoid_bias.is_none();
+        let lse = if has_lse { [Lse::Two, Lse::E, Lse::None][index % 3] } else { Lse::None };
+        let tensors = fixture.tensors(&device, lse, limits.max_query_tokens as usize);
+        let outputs = run(&mut setup, &fixture, &tensors, stream);
+        if let Err(difference) = fixture.check(&outputs) {
+            panic!("{}, {mode:?}: {difference}", case.name);
+        }
+    }
+}
+
+fn run_prefill(setup: &mut Setup, fixture: &Fixture, tensors: &Tensors, stream: Stream) -> Outputs {
+    let planned = setup.plan(fixture, stream).unwrap();
+    assert_eq!(planned.kernel(), Kernel::Prefill);
+    setup.run(&planned, &tensors.run, stream).unwrap();
+    stream.synchronize().unwrap();
+    tensors.download(fixture)
+}
+
+/// Captures a run, then replays it with the plan of the capture and with a later one.
+fn replay_prefill(setup: &mut Setup, fixture: &Fixture, tensors: &Tensors, stream: Stream) -> Outputs {
+    let planned = setup.plan(fixture, stream).unwrap();
+    assert_eq!(planned.kernel(), Kernel::Prefill);
+    stream.begin_capture().unwrap();
+    let captured = setup.run(&planned, &tensors.run, stream);
+    let graph = stream.end_capture().unwrap();
+    captured.unwrap();
+    let replays = [0, 1].map(|turn| {
+        if turn == 1 {
+            setup.plan(fixture, stream).unwrap();
+        }
+        tensors.clear();
+        graph.launch(stream).unwrap();
+        stream.synchronize().unwrap();
+        tensors.download(fixture)
+    });
+    assert!(replays[0].bits() == replays[1].bits(), "{}", fixture.case.name);
+    replays[1].clone()
+}
+
+#[test]
+fn every_prefill_is_the_oracle_s_answer_balanced() {
+    check_prefill(SplitMode::Balanced, Attention::new, run_prefill);
+}
+
+#[test]
+fn every_prefill_is_the_oracle_s_answer_unsplit() {
+    check_prefill(SplitMode::Unsplit, Attention::new, run_prefill);
+}
+
+#[test]
+fn every_prefill_is_the_oracle_s_answer_in_a_graph() {
+    check_prefill(SplitMode::Balanced, Attention::for_graphs, replay_prefill);
+}
+
+#[test]
+fn every_unsplit_prefill_is_the_oracle_s_answer_in_a_graph() {
+    check_prefill(SplitMode::Unsplit, Attention::for_graphs, replay_prefill);
 }
 
 /// A check that was captured once checks every later plan.
