@@ -22,8 +22,8 @@ use oxattn::operators::{Append, Destination, State, append, merge_state};
 use oxattn::rope::{Rope, RopeAppend, RopeConfig, RopePositions, RopeRun, Rotate};
 use oxattn::tensor::CacheRows;
 use oxattn::{
-    Attention, Device, Error, Kernel, Limits, Lse2, LseE, MaskForm, MaskMemory, PageIndices, PageTable, PagedCache,
-    QueryLengths, Rows, Run, SplitMode, Stream, Values, VariantInputs, Workspace,
+    Attention, Device, Error, Kernel, KvMemory, Limits, Lse2, LseE, MaskForm, MaskMemory, PageIndices, PageTable,
+    PagedCache, QueryLengths, Rows, Run, SplitMode, Stream, Values, VariantInputs, Workspace, single,
 };
 
 /// Makes a test of every scenario, on the device that an expression of type `Option<&Device>` (or what derefs to it)
