@@ -121,7 +121,7 @@ fn page_id_case(batch: &Case, mode: SplitMode, target: Target, planted: Planted)
     for (&query_len, &kv_len) in batch.query_lens.iter().zip(&batch.kv_lens) {
         let seen = tiles_seen(&batch.config, query_len, kv_len, target.tile_tokens);
         // A device's own tiles may be as long as this; no tile reads the pages outside.
-        let seen_by_any = tiles_seen(&batch.config, query_len, kv_len, 64);
+        let seen_by_any = tiles_seen(&batch.config, query_len, kv_len, 128);
         for page in 0..kv_len.div_ceil(page_size) {
             let is_in =
                 |seen: &[bool]| (page * page_size..kv_len.min((page + 1) * page_size)).any(|key| seen[key as usize]);

@@ -13,6 +13,7 @@ use kernels_gpu::abi::parameters::{
     MergeStatesParameters, PositionsParameters, RopeAppendParameters, RopeParameters,
 };
 use kernels_gpu::abi::plan::PlanHeader;
+use kernels_gpu::abi::plan::RAGGED_PAGE_TOKENS;
 use kernels_gpu::abi::tile::{APPEND_PIECES, APPEND_THREADS, Family, MERGE_THREADS, PrefillTile, ROPE_THREADS};
 use kernels_gpu::entries::{KERNELS, Parameters, body};
 use kernels_gpu::variant::{ModifiedParameters, StandardParameters};
@@ -260,10 +261,15 @@ impl Executor for PrefillEmulator {
 /// The tensor map of one of K and V.
 fn cache_map(attend: &AttendParameters, cache: &CacheView, head_dim: u32, pages: u32) -> TensorMap {
     let strides_bytes = [cache.token_stride_bytes, cache.head_stride_bytes, cache.page_stride_bytes];
+    // Of ragged keys and values, pages are rows.
+    let [tokens, pages] = match attend.page_size.get() {
+        RAGGED_PAGE_TOKENS => [pages, 1],
+        tokens => [tokens, pages],
+    };
     let description = TensorMapDescription {
         address: cache.address,
         element_bytes: 2,
-        extents: &[head_dim, attend.page_size.get(), attend.kv_heads, pages],
+        extents: &[head_dim, tokens, attend.kv_heads, pages],
         strides_bytes: &strides_bytes.map(|bytes| bytes as u64),
         box_extents: &[64, attend.box_tokens, 1, 1],
         element_strides: &[1; 4],

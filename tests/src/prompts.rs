@@ -3,6 +3,7 @@
 
 use crate::cases::{Case, Pages, Unused, cases, split_cases};
 use crate::layout::LAYOUTS;
+use kernels_gpu::abi::plan::RAGGED_PAGE_TOKENS;
 use kernels_gpu::abi::tile::{PREFILL_ROWS, PrefillTile};
 use oxattn::MaskForm;
 use oxattn::config::AttentionConfig;
@@ -25,8 +26,8 @@ impl Case {
 
     /// Whether there is a kernel for the case.
     fn suits_prefill(&self) -> bool {
-        PrefillTile::new(self.config.head_dim)
-            .is_some_and(|tile| tile.box_tokens(self.config.page_size_tokens).is_some())
+        let page_tokens = if self.config.ragged { RAGGED_PAGE_TOKENS } else { self.config.page_size_tokens };
+        PrefillTile::new(self.config.head_dim).is_some_and(|tile| tile.box_tokens(page_tokens).is_some())
     }
 
     fn in_pages_of(mut self, page_size_tokens: u32) -> Case {

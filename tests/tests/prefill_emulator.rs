@@ -116,7 +116,7 @@ fn the_affordable_prefill_cases_cover_the_table() {
 /// Into how many a balanced plan for 7 multiprocessors cuts an item, at most.
 fn pieces_of(case: &Case) -> u32 {
     let target = Target::for_prefill(7, tile(case), true);
-    let page_begin: Vec<u32> = (0..=case.kv_lens.len() as u32).map(|request| 1000 * request).collect();
+    let page_begin = Fixture::new(case).page_begin;
     let mut planner = oxattn_tests::plans::planner_for(&[case], target, SplitMode::Balanced);
     let mut image = PlanImage::unplanned(&planner, target, case.config.kv_heads);
     image.plan(&mut planner, case, &page_begin);
