@@ -5,7 +5,7 @@
 //! fills a stage that both consumers have released, and they read one that it has filled.
 //!
 //! A block is three warpgroups. The first walks the items and lets the hardware copy their keys and values, box by
-//! box, a box within a page ([`produce`]). The others take 64 rows of each item ([`consume`]): their next scores
+//! box, a box within a page (`produce.rs`). The others take 64 rows of each item (`consume.rs`): their next scores
 //! are under way while the last weights meet their values, and one computes weights while the other multiplies.
 //! FlashAttention-3 (Shah et al., 2024).
 
