@@ -250,6 +250,7 @@ impl AttentionConfig {
     }
 
     /// The prefill kernel's, where there is one.
+    #[cfg(feature = "cuda")]
     pub(crate) fn prefill_symbol(&self) -> String {
         let variant = if self.is_plain() { "" } else { "modified_" };
         format!("prefill_{variant}{}_d{}", self.dtype, self.head_dim)

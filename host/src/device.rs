@@ -8,9 +8,7 @@
 
 use std::sync::Arc;
 
-use kernels_gpu::abi::tile::AttendTile;
-#[cfg(feature = "cpu")]
-use kernels_gpu::abi::tile::Family;
+use kernels_gpu::abi::tile::{AttendTile, Family};
 
 use crate::Error;
 use crate::config::AttentionConfig;

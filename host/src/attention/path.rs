@@ -58,6 +58,7 @@ impl Path {
         self.planner.workspace_size()
     }
 
+    #[cfg(any(feature = "cuda", feature = "emulator", test))]
     pub fn blocks(&self) -> u32 {
         self.teams.teams * self.teams.blocks
     }

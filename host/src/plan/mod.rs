@@ -365,6 +365,7 @@ impl Planner {
     }
 
     /// Counts on from another planner's plans, so that no two plans of both have the same number.
+    #[cfg(any(feature = "cpu", feature = "cuda"))]
     pub(crate) fn count_on_from(&mut self, epoch: u64) {
         self.plan.header.epoch = self.plan.header.epoch.max(epoch);
     }
