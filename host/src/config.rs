@@ -342,6 +342,17 @@ mod tests {
     }
 
     #[test]
+    fn plain_kernels_take_positive_scales_alone() {
+        let plain = AttentionConfig::new(8, 8, 128, 16);
+        assert!(plain.is_plain() && plain.with_softmax_scale(1.0).is_plain());
+        for scale in [0.0, -0.0, -1.0] {
+            let config = plain.with_softmax_scale(scale);
+            config.validate().unwrap();
+            assert!(!config.is_plain(), "{scale}");
+        }
+    }
+
+    #[test]
     fn refusals_name_the_field_and_the_value() {
         let plain = AttentionConfig::new(8, 8, 128, 16);
         let cases = [

@@ -178,8 +178,18 @@ pub fn cases() -> Vec<Case> {
     several_tokens(&mut cases);
     field_cases(&mut cases);
     ragged(&mut cases);
+    scales(&mut cases);
     cases.extend(variant_cases());
     cases
+}
+
+/// Scales that are not positive: the largest score is then not the largest logit. And one that is large.
+fn scales(cases: &mut Vec<Case>) {
+    for scale in [-0.3, 0.0, 1.0] {
+        let mut case = Case::new(format!("softmax scale {scale}"), (4, 2), 64, 16, &[1, 9, 40], &[40, 25, 70]);
+        case.config = case.config.with_softmax_scale(scale);
+        cases.push(case);
+    }
 }
 
 fn lengths_around_a_page(cases: &mut Vec<Case>) {
