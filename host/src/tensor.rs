@@ -88,7 +88,10 @@ pub enum ArgumentError {
         supported: u64,
     },
     /// A cache that the prefill kernel cannot copy from.
-    #[error("{tensor}'s {field} is {got} bytes; the prefill kernel needs a multiple of 16 from 16 to below 2^40")]
+    #[error(
+        "{tensor}'s {field} is {got} bytes; the prefill kernel needs a multiple of 16 from 16 to below 2^40, an attention \
+         made with_kernel(Kernel::Attend) does not"
+    )]
     Unmappable {
         /// Which tensor.
         tensor: &'static str,
@@ -654,6 +657,24 @@ mod tests {
         assert_eq!(refused(Rows { dtype: DType::F16, ..rows }), "k is f16; this call needs bf16");
         for tokens in [1 << 52, u64::MAX] {
             assert_eq!(refused(Rows { tokens, ..rows }), "k.tokens * token_stride does not fit 64-bit bytes");
+        }
+    }
+
+    /// Strides that a tensor map cannot have are refused by name, before the driver is asked.
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn caches_that_cannot_be_mapped_are_refused() {
+        let config = AttentionConfig::new(2, 2, 64, 16);
+        let cache = CacheRows::contiguous(1 << 20, 4, Layout::Nhd, &config);
+        for (cache, field, got) in [
+            (cache.with_strides(2048, -128, 64), "token_stride", -256),
+            (cache.with_strides(2048, 128, 0), "head_stride", 0),
+            (cache.with_strides(1 << 39, 128, 64), "page_stride", 1 << 40),
+        ] {
+            let view = cache.view("cache.k", &config).unwrap();
+            let refused = map("cache.k", &view, [64, 16, 2, 4], config.dtype, 16).unwrap_err();
+            let expected = ArgumentError::Unmappable { tensor: "cache.k", field, got };
+            assert!(matches!(&refused, crate::Error::Argument(error) if *error == expected), "{refused}");
         }
     }
 

@@ -30,8 +30,9 @@ pub enum Kernel {
 /// kernel; 4 of 8192 keys and 2048 rows 702 and 470.
 const PROMPT_ROWS: u32 = 64;
 
-/// The prefill kernel takes batches of whose work prompts are at least this part. 64 decodes of 4096 keys beside a prompt of
-/// 2048, which is a third, took 330 us by the attend kernel and 337 by the prefill kernel; between that and prompts alone nothing was timed.
+/// The prefill kernel takes batches of whose work prompts are at least this part. 64 decodes of 4096 keys beside a prompt
+/// of 2048, which is a third, took 330 us by the attend kernel and 337 by the prefill kernel; between that and prompts
+/// alone nothing was timed.
 const PROMPT_PART: (u64, u64) = (3, 4);
 
 /// Row tiles for each team from which all multiprocessors are used, and a block may take several heads of an item: with
