@@ -232,7 +232,8 @@ impl Attention {
     }
 
     /// The same with one kernel for all batches. Else each batch has the one that suits it, and graphs have
-    /// [`Kernel::Attend`].
+    /// [`Kernel::Attend`]. To be called before anything is captured: a graph keeps its kernel, and plans for the other are
+    /// laid out in another way.
     ///
     /// # Errors
     /// Refuses a kernel that there is not for the device, the attention or its split mode.
@@ -317,11 +318,10 @@ impl Attention {
             let (what, limit_field, got) = ("rows of keys", "max_kv_tokens", table.kv_rows());
             return Err(PlanError::OverLimit { what, limit_field, got, limit }.into());
         }
-        let look = self.prefill.as_ref().map_or(Look::default(), |prefill| match self.graphs {
+        let Look { suits, many } = self.prefill.as_ref().map_or(Look::default(), |prefill| match self.graphs {
             true => prefill.look_at_limits(&limits, group),
             false => prefill.look_at(table, queries, group),
         });
-        let Look { suits, many } = look;
         let kernel = self.kernel.unwrap_or(if suits { Kernel::Prefill } else { Kernel::Attend });
         let planner = match (kernel, &mut self.prefill) {
             (Kernel::Prefill, Some(prefill)) => &mut prefill.path_mut(many).planner,
@@ -620,7 +620,7 @@ mod gpu {
             maps: &CacheMaps,
             stream: Stream,
         ) -> Result<(), Error> {
-            let Some(kernel) = &self.prefill else { return Ok(()) };
+            let kernel = self.prefill.as_ref().expect("plans for a prefill kernel come where one was loaded");
             // SAFETY: the caller's contract is the kernel's own.
             unsafe {
                 if self.is_plain {

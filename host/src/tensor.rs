@@ -221,9 +221,7 @@ impl Rows {
             head_stride_bytes: stride(tensor, "head_stride", self.head_stride, bytes, heads as u64, ACCESS_BYTES)?,
         })
     }
-}
 
-impl Rows {
     /// Checks ragged keys or values, of which there must be `rows` or more, and turns them into pages that
     /// begin at any row.
     pub(crate) fn ragged_view(

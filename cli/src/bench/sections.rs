@@ -6,8 +6,8 @@ use half::bf16;
 use oxattn::operators::{Append, Destination, append};
 use oxattn::oracle;
 use oxattn::{
-    Attention, AttentionConfig, DType, Kernel, KvMemory, Layout, Limits, Lse2, MaskForm, PageIndices, PageTable,
-    PagedCache, QueryLengths, Rows, Run, SplitMode, Stream, Workspace,
+    ArgumentError, Attention, AttentionConfig, DType, Kernel, KvMemory, Layout, Limits, Lse2, MaskForm, PageIndices,
+    PageTable, PagedCache, QueryLengths, Rows, Run, SplitMode, Stream, Workspace,
 };
 
 use super::case::Case;
@@ -112,8 +112,12 @@ fn attention(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
     let mut rows = vec![attention_in(lab, case, paged, mode, "oxattn", None)?];
     if rows[0].kernel == Some("prefill") {
         rows.push(attention_in(lab, case, paged, mode, "oxattn-attend", Some(Kernel::Attend))?);
-    } else if prompts(case)? {
-        rows.push(attention_in(lab, case, paged, mode, "oxattn-prefill", Some(Kernel::Prefill))?);
+    } else if has_prompts(case)? {
+        match attention_in(lab, case, paged, mode, "oxattn-prefill", Some(Kernel::Prefill)) {
+            // Not on every GPU, and not for every head dim and page size.
+            Err(failure) if is_without_prefill(&*failure) => {}
+            row => rows.push(row?),
+        }
     }
     if skewed {
         rows.push(attention_in(lab, case, paged, SplitMode::Unsplit, "oxattn-unsplit", None)?);
@@ -127,10 +131,14 @@ fn attention(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
     Ok(rows)
 }
 
-/// Whether the prefill kernel is worth a row: a request has more rows than a short item.
-fn prompts(case: &Case) -> Result<bool, Failure> {
+/// Whether a request has more rows than a short item, so that the prefill kernel is worth a row.
+fn has_prompts(case: &Case) -> Result<bool, Failure> {
     let group = case.query_heads / case.kv_heads;
-    Ok([64, 128, 256].contains(&case.head_dim) && case.query_lens()?.iter().any(|len| len * group > 16))
+    Ok(case.query_lens()?.iter().any(|len| len * group > 16))
+}
+
+fn is_without_prefill(failure: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(failure.downcast_ref(), Some(oxattn::Error::Argument(ArgumentError::NoPrefillKernel { .. })))
 }
 
 /// A row of a case by `kernel`, or by the one that a batch of it is given.
