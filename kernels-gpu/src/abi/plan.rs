@@ -13,7 +13,9 @@
 //! its own KV heads. All heads of a request cost the same, so a team is balanced by itself, a schedule has as many
 //! items as requests (and cuts), not heads times as many, and the rows of neighbouring heads, which lie side by side
 //! in memory, are read at about the same time. Team `t` runs items `queue_begin[2 t] .. queue_begin[2 t + 2]`, in order:
-//! the *tall* items up to `queue_begin[2 t + 1]`, whose many rows keep the tensor cores busy, then the *short* ones.
+//! the *tall* items up to `queue_begin[2 t + 1]`, whose many rows keep the tensor cores busy, then the *short* ones. Where
+//! all items are tall for the prefill kernel, the two runs are prompts and requests of few rows: in this order in even
+//! queues and the other way round in odd ones, so that some blocks wait for memory while others compute.
 //!
 //! Every (query row, key) pair of the batch lies in exactly one item. An item that holds all of its rows' keys writes
 //! the output itself. The pieces of a split item write partial states; whichever block finishes a head's last piece

@@ -32,6 +32,16 @@ impl Cursor {
             self.item += 1;
         }
     }
+
+    /// The place that [`advance`](Self::advance) came here from.
+    #[inline(always)]
+    pub fn before(self) -> Cursor {
+        if self.head > self.head_begin {
+            Cursor { head: self.head - 1, ..self }
+        } else {
+            Cursor { item: self.item - 1, head: self.head_end - 1, ..self }
+        }
+    }
 }
 
 /// A work item, for one KV head, in registers.

@@ -1,7 +1,9 @@
 //! A consumer: a warpgroup with 64 rows of each of the block's items.
 //!
 //! The scores of a tile are under way while the weights of the one before meet their values; both then wait for this
-//! warpgroup's softmax, during which the tensor cores are the other warpgroup's.
+//! warpgroup's softmax, during which the tensor cores are the other warpgroup's. So it goes from an item's last tile to
+//! the next one's first, but with heavy variants. Where an item has no rows for the warpgroup, its tiles only pass by, and
+//! the other one has the tensor cores to itself: with requests of few rows memory sets the pace then, not arithmetic.
 use simt::{
     asynchronous::{commit_async_copies, copy_async_16, fence_proxy_async, wait_async_copies},
     block::sync_named_barrier,
@@ -52,138 +54,296 @@ pub(super) unsafe fn consume<
     // SAFETY: the caller's contract.
     unsafe {
         let mut at = Queue::read(p).all;
+        let tile_tokens = 8 * COLUMNS as u32;
         let mut turn = 0;
+        let mut are_queries_coming = false;
+        // By way of a shuffle, so that ptxas knows it to be the same in a warp, and descriptors stay in uniform registers.
+        let group = warp::shuffle_u32(thread::thread_idx_x() / THREADS - 1, 0);
         grid::wait_for_previous_grid();
-        start_queries::<HEAD_DIM>(p, at, room);
-        while at.has_work() {
-            // What follows from the thread is this item's, not kept from the kernel's start.
-            let thread = anew(thread::thread_idx_x());
-            let group = thread / THREADS - 1;
-            let first_row = ROWS * group;
-            let (lane, quad) = (thread % 32, thread % 4);
-            let lane_row = first_row + thread % THREADS / 32 * 16 + lane / 4;
-            let work = Work::read(p, at);
-            if work.pieces > 1 && thread == THREADS {
-                room.split().store(1);
+        loop {
+            while at.has_work() && !has_rows(p, at, group) {
+                turn = pass::<HEAD_DIM>(p, at, room, turn);
+                at.advance();
             }
-            let last_row = (first_row + ROWS).min(work.rows) - 1;
-            let end_rows = [tall::look_at(p, &variant, &work, first_row), tall::look_at(p, &variant, &work, last_row)];
-            let first_limit = work.limit(p, first_row);
-            let mut softmax = OnlineSoftmax::new();
-            unroll::<2>(|half| {
-                let row = tall::look_at(p, &variant, &work, lane_row + 8 * half as u32);
-                let piece = Piece { index: work.piece, count: work.pieces, keys: [work.kv_begin, work.kv_end] };
-                let [maximum, sum] = variant.start(row, piece);
-                softmax.maximum[half] = maximum;
-                softmax.sum[half] = if quad == 0 { sum } else { 0.0 };
-            });
-            let (mut token, kv_end, item_rows) = (work.kv_begin, work.kv_end, work.rows);
-            let rows = WarpRows {
-                p,
-                variant,
-                at,
-                lane,
-                item_rows,
-                kv_end,
-                first_limit,
-                end_rows,
-                first_row: lane_row - lane / 4,
-            };
+            if !at.has_work() {
+                break;
+            }
             let mut outputs: [[f32; 4]; TILES] = core::mem::zeroed();
             let mut scores: [[f32; 4]; COLUMNS] = core::mem::zeroed();
             let mut weights: [[u32; 4]; DEPTH] = core::mem::zeroed();
-
-            wait_async_copies::<0>();
-            fence_proxy_async();
-            sync_named_barrier(ALONE + group, THREADS);
-            if token < kv_end {
-                room.keys_full(turn).wait(room.parity(turn));
-                start_scores::<E, HEAD_DIM, COLUMNS, STEPS>(room, turn, first_row, &mut scores);
-                wait_group::<0, COLUMNS>(&mut scores);
-                release(room.keys_empty(turn));
-                rows.weigh(token, &mut softmax, &mut scores);
-                pack::<E, COLUMNS, DEPTH>(&scores, &mut weights);
-                token += 8 * COLUMNS as u32;
-                while token < kv_end {
-                    let next = turn + 1;
-                    room.keys_full(next).wait(room.parity(next));
-                    start_scores::<E, HEAD_DIM, COLUMNS, STEPS>(room, next, first_row, &mut scores);
-                    room.values_full(turn).wait(room.parity(turn));
-                    start_outputs::<E, HEAD_DIM, DEPTH, TILES>(room, turn, &mut weights, &mut outputs);
-                    wait_group::<1, COLUMNS>(&mut scores);
-                    release(room.keys_empty(next));
-                    let [upper, lower] = rows.weigh(token, &mut softmax, &mut scores);
-                    // The products of the values overlap with the weights only if they are waited for after them.
-                    keep_order();
-                    wait_group::<0, TILES>(&mut outputs);
-                    release(room.values_empty(turn));
+            let group = if V::IS_LIGHT { group } else { anew(thread::thread_idx_x()) / THREADS - 1 };
+            if !are_queries_coming {
+                // All of the warpgroup have the scores of the item before.
+                sync_named_barrier(ALONE + group, THREADS);
+                start_queries::<HEAD_DIM>(p, at, group, room);
+            }
+            let mut item = Item::begin(p, variant, at, group, room);
+            item.wait_for_queries();
+            room.keys_full(turn).wait(room.parity(turn));
+            start_scores::<E, HEAD_DIM, COLUMNS, STEPS>(room, turn, item.first_row(), &mut scores);
+            wait_group::<0, COLUMNS>(&mut scores);
+            release(room.keys_empty(turn));
+            item.start_next_queries(tile_tokens, room);
+            item.weigh(&mut scores);
+            pack::<E, COLUMNS, DEPTH>(&scores, &mut weights);
+            loop {
+                while item.token + tile_tokens < item.kv_end {
+                    item.token += tile_tokens;
+                    let [upper, lower] = step::<E, V, HEAD_DIM, COLUMNS, DEPTH, STEPS, TILES>(
+                        room,
+                        turn,
+                        &mut item,
+                        &mut scores,
+                        &mut weights,
+                        &mut outputs,
+                    );
                     if warp::vote_ballot(upper != 1.0 || lower != 1.0) != 0 {
                         warp::sync_warp();
                         unroll::<TILES>(|n| outputs[n] = shrink(outputs[n], upper, lower));
                     }
                     pack::<E, COLUMNS, DEPTH>(&scores, &mut weights);
-                    turn = next;
-                    token += 8 * COLUMNS as u32;
+                    turn += 1;
                 }
-                room.values_full(turn).wait(room.parity(turn));
-                start_outputs::<E, HEAD_DIM, DEPTH, TILES>(room, turn, &mut weights, &mut outputs);
-                wait_group::<0, TILES>(&mut outputs);
-                release(room.values_empty(turn));
+                item.softmax.finish();
+                let softmax = item.softmax;
+                at = item.at;
+                at.advance();
+                are_queries_coming = at.has_work() && has_rows(p, at, group);
+                if !V::IS_LIGHT || !are_queries_coming {
+                    break;
+                }
+                item = Item::begin(p, variant, at, group, room);
+                item.wait_for_queries();
+                step::<E, V, HEAD_DIM, COLUMNS, DEPTH, STEPS, TILES>(
+                    room,
+                    turn,
+                    &mut item,
+                    &mut scores,
+                    &mut weights,
+                    &mut outputs,
+                );
+                write::<E, HEAD_DIM, STEPS, TILES>(p, at.before(), &softmax, &outputs);
+                unroll::<TILES>(|n| outputs[n] = [0.0; 4]);
+                pack::<E, COLUMNS, DEPTH>(&scores, &mut weights);
                 turn += 1;
             }
-
-            let done = at;
-            at.advance();
-            sync_named_barrier(ALONE + group, THREADS);
-            start_queries::<HEAD_DIM>(p, at, room);
-            softmax.finish();
-            let work = Work::read_again(p, done);
-            let columns: &[[[f32; 4]; 2]; STEPS] = &*(&raw const outputs).cast();
-            tall::write::<E, HEAD_DIM, STEPS>(p, &work, anew(lane_row), quad, &softmax, columns);
+            if !V::IS_LIGHT && are_queries_coming {
+                sync_named_barrier(ALONE + group, THREADS);
+                start_queries::<HEAD_DIM>(p, at, group, room);
+            }
+            room.values_full(turn).wait(room.parity(turn));
+            start_outputs::<E, HEAD_DIM, DEPTH, TILES>(room, turn, &mut weights, &mut outputs);
+            wait_group::<0, TILES>(&mut outputs);
+            release(room.values_empty(turn));
+            turn += 1;
+            write::<E, HEAD_DIM, STEPS, TILES>(p, at.before(), &item.softmax, &outputs);
         }
     }
 }
 
-/// A warp's rows of an item, for their weights.
-struct WarpRows<'a, V: Variant> {
+/// Whether the item has rows for consumer `group`.
+#[inline(always)]
+unsafe fn has_rows(p: &AttendParameters, at: Cursor, group: u32) -> bool {
+    // SAFETY: an item of the queue, by the kernel's contract.
+    group == 0 || ROWS * group < unsafe { Work::read(p, at).rows }
+}
+
+/// Lets the tiles of an item pass that has no rows for the warpgroup; returns the next turn.
+#[inline(always)]
+unsafe fn pass<const HEAD_DIM: u32>(p: &AttendParameters, at: Cursor, room: Room<HEAD_DIM>, mut turn: u32) -> u32 {
+    let tile_tokens = Room::<HEAD_DIM>::TILE.tile_tokens;
+    // SAFETY: an item of the queue, by the kernel's contract; what has come is not read.
+    unsafe {
+        let work = Work::read(p, at);
+        let mut token = work.kv_begin;
+        loop {
+            room.keys_full(turn).wait(room.parity(turn));
+            release(room.keys_empty(turn));
+            room.values_full(turn).wait(room.parity(turn));
+            release(room.values_empty(turn));
+            turn += 1;
+            token += tile_tokens;
+            if token >= work.kv_end {
+                return turn;
+            }
+        }
+    }
+}
+
+/// The scores of a tile become weights, while the weights of the tile before meet their values; returns what the sums
+/// before shrink by.
+#[inline(always)]
+unsafe fn step<
+    E: Element,
+    V: Variant,
+    const HEAD_DIM: u32,
+    const COLUMNS: usize,
+    const DEPTH: usize,
+    const STEPS: usize,
+    const TILES: usize,
+>(
+    room: Room<HEAD_DIM>,
+    turn: u32,
+    item: &mut Item<'_, V>,
+    scores: &mut [[f32; 4]; COLUMNS],
+    weights: &mut [[u32; 4]; DEPTH],
+    outputs: &mut [[f32; 4]; TILES],
+) -> [f32; 2] {
+    let next = turn + 1;
+    // SAFETY: the kernel's contract.
+    unsafe {
+        room.keys_full(next).wait(room.parity(next));
+        start_scores::<E, HEAD_DIM, COLUMNS, STEPS>(room, next, item.first_row(), scores);
+        room.values_full(turn).wait(room.parity(turn));
+        start_outputs::<E, HEAD_DIM, DEPTH, TILES>(room, turn, weights, outputs);
+        wait_group::<1, COLUMNS>(scores);
+        release(room.keys_empty(next));
+        item.start_next_queries(8 * COLUMNS as u32, room);
+        let shrinks = item.weigh(scores);
+        // The products of the values overlap with the weights only if they are waited for after them.
+        keep_order();
+        wait_group::<0, TILES>(outputs);
+        release(room.values_empty(turn));
+        shrinks
+    }
+}
+
+/// The warpgroup's rows of an item, and where among its keys they are.
+struct Item<'a, V: Variant> {
     p: &'a AttendParameters,
     variant: V,
     at: Cursor,
-    lane: u32,
     /// The item's rows.
     item_rows: u32,
+    /// The first key of the tile whose scores were computed last.
+    token: u32,
     /// One past the item's last key.
     kv_end: u32,
     /// One past the last key that the warpgroup's first row sees.
     first_limit: i32,
     /// The warpgroup's first and last row.
     end_rows: [V::Row; 2],
-    /// The warp's first row.
-    first_row: u32,
+    /// Which of the consumers this is.
+    group: u32,
+    softmax: OnlineSoftmax,
 }
 
-impl<V: Variant> WarpRows<'_, V> {
-    /// Turns scores of the keys from `token` on into weights; returns what the sums before them shrink by.
+impl<'a, V: Variant> Item<'a, V> {
+    /// At the item's first key.
     #[inline(always)]
-    unsafe fn weigh<const COLUMNS: usize>(
-        &self,
-        key: u32,
-        softmax: &mut OnlineSoftmax,
-        scores: &mut [[f32; 4]; COLUMNS],
-    ) -> [f32; 2] {
-        let WarpRows { p, variant, at, lane, item_rows, kv_end, .. } = *self;
+    unsafe fn begin<const HEAD_DIM: u32>(
+        p: &'a AttendParameters,
+        variant: V,
+        at: Cursor,
+        group: u32,
+        room: Room<HEAD_DIM>,
+    ) -> Self {
+        // SAFETY: an item of the queue, by the kernel's contract.
+        unsafe {
+            let lane_row = lane_row();
+            let thread = anew(thread::thread_idx_x());
+            let first_row = ROWS * group;
+            let work = Work::read(p, at);
+            if work.pieces > 1 && thread == THREADS {
+                room.split().store(1);
+            }
+            let last_row = (first_row + ROWS).min(work.rows) - 1;
+            let mut softmax = OnlineSoftmax::new();
+            unroll::<2>(|half| {
+                let row = tall::look_at(p, &variant, &work, lane_row + 8 * half as u32);
+                let piece = Piece { index: work.piece, count: work.pieces, keys: [work.kv_begin, work.kv_end] };
+                let [maximum, sum] = variant.start(row, piece);
+                softmax.maximum[half] = maximum;
+                softmax.sum[half] = if thread.is_multiple_of(4) { sum } else { 0.0 };
+            });
+            Item {
+                p,
+                variant,
+                at,
+                item_rows: work.rows,
+                token: work.kv_begin,
+                kv_end: work.kv_end,
+                first_limit: work.limit(p, first_row),
+                end_rows: [tall::look_at(p, &variant, &work, first_row), tall::look_at(p, &variant, &work, last_row)],
+                group,
+                softmax,
+            }
+        }
+    }
+
+    /// The warpgroup's first row.
+    #[inline(always)]
+    fn first_row(&self) -> u32 {
+        ROWS * self.group
+    }
+
+    /// Waits for the item's query rows.
+    #[inline(always)]
+    unsafe fn wait_for_queries(&self) {
+        // SAFETY: the warpgroup comes here as a whole.
+        unsafe {
+            wait_async_copies::<0>();
+            fence_proxy_async();
+            sync_named_barrier(ALONE + self.group, THREADS);
+        }
+    }
+
+    /// Where the tile is the item's last, its scores were the last use of the query rows.
+    #[inline(always)]
+    unsafe fn start_next_queries<const HEAD_DIM: u32>(&self, tile_tokens: u32, room: Room<HEAD_DIM>) {
+        if V::IS_LIGHT && self.token + tile_tokens >= self.kv_end {
+            // SAFETY: the warpgroup comes here as a whole, and all of it has its scores.
+            unsafe {
+                sync_named_barrier(ALONE + self.group, THREADS);
+                let mut next = self.at;
+                next.advance();
+                if next.has_work() && has_rows(self.p, next, self.group) {
+                    start_queries::<HEAD_DIM>(self.p, next, self.group, room);
+                }
+            }
+        }
+    }
+
+    /// Turns the tile's scores into weights; returns what the sums before them shrink by.
+    #[inline(always)]
+    unsafe fn weigh<const COLUMNS: usize>(&mut self, scores: &mut [[f32; 4]; COLUMNS]) -> [f32; 2] {
+        let Item { p, variant, at, item_rows, token: key, kv_end, .. } = *self;
+        let lane = anew(thread::thread_idx_x()) % 32;
         let tile_end = key + 8 * COLUMNS as u32;
         let may_hide = tile_end as i32 > self.first_limit || variant.may_hide(self.end_rows, [key, tile_end]);
         let keys = Keys { p, variant, at, lane, item_rows, key, kv_end, may_hide };
         // SAFETY: the kernel's contract.
         unsafe {
-            keys.to_logits(self.first_row, scores);
+            keys.to_logits(lane_row() - lane / 4, scores);
             if variant.is_softmax() {
-                return softmax.update_tile(scores, variant.factor().unwrap_or(1.0));
+                return self.softmax.update_tile(scores, variant.factor().unwrap_or(1.0));
             }
         }
         unroll::<COLUMNS>(|n| scores[n] = scores[n].map(|logit| variant.weight(logit)));
         [1.0; 2]
+    }
+}
+
+/// The first of the lane's two rows of an item.
+#[inline(always)]
+fn lane_row() -> u32 {
+    let thread = anew(thread::thread_idx_x()) - THREADS;
+    thread / 32 * 16 + thread % 32 / 4
+}
+
+/// Writes the lane's rows of an item.
+#[inline(always)]
+unsafe fn write<E: Element, const HEAD_DIM: u32, const STEPS: usize, const TILES: usize>(
+    p: &AttendParameters,
+    at: Cursor,
+    softmax: &OnlineSoftmax,
+    outputs: &[[f32; 4]; TILES],
+) {
+    // SAFETY: an item of the queue, by the kernel's contract; two tiles of 8 columns are a step.
+    unsafe {
+        let work = Work::read_again(p, at);
+        let columns: &[[[f32; 4]; 2]; STEPS] = &*(&raw const *outputs).cast();
+        tall::write::<E, HEAD_DIM, STEPS>(p, &work, lane_row(), anew(thread::thread_idx_x()) % 4, softmax, columns);
     }
 }
 
@@ -253,21 +413,16 @@ unsafe fn release(empty: Mbarrier) {
     }
 }
 
-/// Starts the copies of the warpgroup's query rows of an item, if there is one; rows past the item's become zeros.
+/// Starts the copies of consumer `group`'s query rows of an item; rows past the item's become zeros.
 #[inline(always)]
-unsafe fn start_queries<const HEAD_DIM: u32>(p: &AttendParameters, at: Cursor, room: Room<HEAD_DIM>) {
-    if !at.has_work() {
-        return;
-    }
+unsafe fn start_queries<const HEAD_DIM: u32>(p: &AttendParameters, at: Cursor, group: u32, room: Room<HEAD_DIM>) {
     let chunks = HEAD_DIM / 8;
     // SAFETY: an item of the queue, by the kernel's contract; the warpgroup has read the rows that were there.
     unsafe {
         let work = Work::read_again(p, at);
-        let thread = anew(thread::thread_idx_x());
-        let first_row = ROWS * (thread / THREADS - 1);
-        let mut index = thread % THREADS;
+        let mut index = anew(thread::thread_idx_x()) % THREADS;
         while index < ROWS * chunks {
-            let (row, chunk) = (first_row + index / chunks, index % chunks);
+            let (row, chunk) = (ROWS * group + index / chunks, index % chunks);
             let valid = row < work.rows;
             let source = work.row(&p.q, p.group, if valid { row } else { 0 }).add(16 * chunk as u64);
             copy_async_16(room.queries().chunk(row, chunk), source, if valid { 16 } else { 0 });

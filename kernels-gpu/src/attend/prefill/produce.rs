@@ -48,7 +48,7 @@ pub(super) unsafe fn produce<const HEAD_DIM: u32>(
         let (mut turn, mut rests) = (0, 0);
         grid::wait_for_previous_grid();
         grid::allow_next_grid();
-        while tile.rows > 0 {
+        while tile.is_there {
             // The next tile's item and pages arrive while this one waits for room.
             walk.advance(tile_tokens);
             let next = walk.look_up(own_row, is_ragged);
@@ -94,13 +94,14 @@ pub(super) unsafe fn produce<const HEAD_DIM: u32>(
 
 /// A tile to copy.
 struct Tile {
-    /// Keys up to the item's end; 0 for no tile.
+    is_there: bool,
+    /// Keys up to the item's end.
     rows: u32,
     /// Where the lane's box begins: row, head and page of the tensor map.
     place: [i32; 3],
 }
 
-/// A place among the keys of the block's items.
+/// A place among the keys of the block's items. An item without keys has a tile like all others.
 struct Walk<'a> {
     p: &'a AttendParameters,
     at: Cursor,
@@ -109,44 +110,43 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// The first tile of the first item that has keys.
+    /// The first tile of the first item.
     #[inline(always)]
     unsafe fn begin(p: &'a AttendParameters) -> Self {
         // SAFETY: the kernel's contract.
         unsafe {
             let mut walk = Walk { p, at: Queue::read(p).all, work: Work::none(), token: 0 };
-            if walk.at.has_work() {
-                walk.read();
-                walk.advance(0);
-            }
+            walk.read();
             walk
         }
     }
 
+    /// The first tile of the item here, if there is one.
     #[inline(always)]
     unsafe fn read(&mut self) {
-        // SAFETY: an item of the queue, by the kernel's contract.
-        self.work = unsafe { Work::read(self.p, self.at) };
-        self.token = self.work.kv_begin;
+        if self.at.has_work() {
+            // SAFETY: an item of the queue, by the kernel's contract.
+            self.work = unsafe { Work::read(self.p, self.at) };
+            self.token = self.work.kv_begin;
+        }
     }
 
-    /// Goes `tokens` further, and past items' ends.
+    /// Goes `tokens`, a tile, further, and past the item's end to the next.
     #[inline(always)]
     unsafe fn advance(&mut self, tokens: u32) {
         self.token += tokens;
-        while self.at.has_work() && self.token >= self.work.kv_end {
+        if self.token >= self.work.kv_end {
             self.at.advance();
-            if self.at.has_work() {
-                // SAFETY: as in `begin`.
-                unsafe { self.read() };
-            }
+            // SAFETY: as in `begin`.
+            unsafe { self.read() };
         }
     }
 
     /// The tile here, for a lane whose box begins `own_row` rows into it.
     #[inline(always)]
     unsafe fn look_up(&self, own_row: u32, is_ragged: bool) -> Tile {
-        let rows = if self.at.has_work() { self.work.kv_end - self.token } else { 0 };
+        let is_there = self.at.has_work();
+        let rows = if is_there { self.work.kv_end - self.token } else { 0 };
         let mut place = [0; 3];
         if own_row < rows {
             let key = self.token + own_row;
@@ -157,7 +157,7 @@ impl<'a> Walk<'a> {
             let [row, page] = if is_ragged { [slot + page, 0] } else { [slot, page] };
             place = [row as i32, self.work.kv_head as i32, page as i32];
         }
-        Tile { rows, place }
+        Tile { is_there, rows, place }
     }
 }
 

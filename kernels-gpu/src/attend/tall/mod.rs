@@ -265,44 +265,55 @@ pub(super) unsafe fn write<E: Element, const HEAD_DIM: u32, const STEPS: usize>(
     softmax: &OnlineSoftmax,
     outputs: &[Columns; STEPS],
 ) {
-    unroll::<2>(|half| {
-        let row = row + 8 * half as u32;
-        if row < work.rows {
-            let (maximum, sum) = (softmax.maximum[half], softmax.sum[half]);
-            let inverse = if sum > 0.0 { math::reciprocal(sum) } else { 0.0 };
-            let lse = maximum + math::log2(sum);
-            let pair = |n: usize, i: usize| outputs[n][i].map(|value| value * inverse);
-            // The lane's part apart, so that the rest of an address ends up in the instruction.
-            let column = |n: usize, i: usize| (16 * n + 8 * i) as u64;
-            // SAFETY: output rows and states by the kernel's contract.
-            unsafe {
-                if work.pieces == 1 {
-                    let target = work.row(&p.out, p.group, row).add(4 * quad as u64);
-                    unroll::<STEPS>(|n| {
-                        unroll::<2>(|i| {
-                            let values = pair(n, i);
-                            let target = target.add(2 * column(n, i)).cast::<u32>();
-                            target.store(E::pack(values[2 * half], values[2 * half + 1]));
-                        })
-                    });
-                    if quad == 0 && p.lse.address != 0 {
-                        work.row(&p.lse, p.group, row).cast::<f32>().store(lse * p.lse_scale);
-                    }
-                } else {
-                    let state = work.states(row) + work.piece as u64;
-                    let target = Global::<f32>::new(p.partial_out).add(state * HEAD_DIM as u64 + 2 * quad as u64);
-                    unroll::<STEPS>(|n| {
-                        unroll::<2>(|i| {
-                            let values = pair(n, i);
-                            let target = target.add(column(n, i)).cast::<[f32; 2]>();
-                            target.store([values[2 * half], values[2 * half + 1]]);
-                        })
-                    });
-                    if quad == 0 {
-                        Global::<f32>::new(p.partial_lse).add(state).store(lse);
-                    }
-                }
+    // Calls, not a loop: a closure of that size is not inlined twice.
+    // SAFETY: output rows and states by the kernel's contract.
+    unsafe {
+        write_row::<E, HEAD_DIM, STEPS, 0>(p, work, row, quad, softmax, outputs);
+        write_row::<E, HEAD_DIM, STEPS, 1>(p, work, row + 8, quad, softmax, outputs);
+    }
+}
+
+/// Writes a lane's columns of row `row` of the item, which is half `HALF` of its accumulators.
+#[inline(always)]
+unsafe fn write_row<E: Element, const HEAD_DIM: u32, const STEPS: usize, const HALF: usize>(
+    p: &AttendParameters,
+    work: &Work,
+    row: u32,
+    quad: u32,
+    softmax: &OnlineSoftmax,
+    outputs: &[Columns; STEPS],
+) {
+    if row >= work.rows {
+        return;
+    }
+    let (maximum, sum) = (softmax.maximum[HALF], softmax.sum[HALF]);
+    let inverse = if sum > 0.0 { math::reciprocal(sum) } else { 0.0 };
+    let lse = maximum + math::log2(sum);
+    let pair = |n: usize, i: usize| [outputs[n][i][2 * HALF] * inverse, outputs[n][i][2 * HALF + 1] * inverse];
+    // The lane's part apart, so that the rest of an address ends up in the instruction.
+    let column = |n: usize, i: usize| (16 * n + 8 * i) as u64;
+    // SAFETY: the caller's contract.
+    unsafe {
+        if work.pieces == 1 {
+            let target = work.row(&p.out, p.group, row).add(4 * quad as u64);
+            unroll::<STEPS>(|n| {
+                unroll::<2>(|i| {
+                    let [left, right] = pair(n, i);
+                    target.add(2 * column(n, i)).cast::<u32>().store(E::pack(left, right));
+                })
+            });
+            if quad == 0 && p.lse.address != 0 {
+                work.row(&p.lse, p.group, row).cast::<f32>().store(lse * p.lse_scale);
+            }
+        } else {
+            let state = work.states(row) + work.piece as u64;
+            let target = Global::<f32>::new(p.partial_out).add(state * HEAD_DIM as u64 + 2 * quad as u64);
+            unroll::<STEPS>(|n| {
+                unroll::<2>(|i| target.add(column(n, i)).cast::<[f32; 2]>().store(pair(n, i)));
+            });
+            if quad == 0 {
+                Global::<f32>::new(p.partial_lse).add(state).store(lse);
             }
         }
-    });
+    }
 }

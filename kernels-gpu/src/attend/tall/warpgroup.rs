@@ -3,6 +3,7 @@
 //! Of two blocks, one's products run while the other's weights are worked out; so do those of the multiprocessor's other
 //! blocks of threads. FlashAttention-3 (Shah et al., 2024) overlaps in the same way.
 use simt::tensor::Element;
+use simt::warp::shuffle_u32;
 use simt::wgmma::{self, Descriptor, MnMajor};
 
 use super::{Columns, Step};
@@ -36,8 +37,10 @@ impl<V: Variant, const HEAD_DIM: u32, const HOPPER: bool> Step<'_, V, HEAD_DIM, 
         let (queries, keys) = (room.query_panels(), room.key_panels(self.stage));
         let values = room.value_panels(self.stage).mn_major::<E>(0);
         let key_operand = keys.k_major::<E>(0);
-        // The warpgroup's first row: a warp is one of four.
-        let first_row = self.rows / 64 * 64;
+        // The warpgroup's first row: a warp is one of four. By way of a shuffle, so that ptxas knows it to be the same in a
+        // warp, and descriptors stay in uniform registers.
+        // SAFETY: the caller has the warps' lanes together.
+        let first_row = unsafe { shuffle_u32(self.rows / 64 * 64, 0) };
         let start = |block: usize, scores: &mut Scores| {
             let query_operand = queries.k_major::<E>(first_row + block as u32 * Self::BLOCK_ROWS);
             // SAFETY: the caller's contract.
