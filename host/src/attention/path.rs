@@ -11,7 +11,7 @@ use kernels_gpu::abi::tile::{PREFILL_ROWS, PrefillTile, Teams};
 use crate::Error;
 use crate::config::{AttentionConfig, ConfigError};
 use crate::page_table::{PageTable, QueryLengths};
-use crate::plan::{Limits, Planner, SplitMode, Target};
+use crate::plan::{Limits, PROMPT_ROWS, Planner, SplitMode, Target};
 use crate::workspace::WorkspaceLayout;
 
 /// A kernel of an [`Attention`](super::Attention).
@@ -25,15 +25,11 @@ pub enum Kernel {
     Prefill,
 }
 
-/// Packed rows past which a request is a prompt: with up to 64, keys take longer to arrive than to compute, and the attend
-/// kernel has more of them on their way. 64 requests of 4096 keys and 32 rows took an H200 260 us by it, 268 by the prefill
-/// kernel; 4 of 8192 keys and 2048 rows 702 and 470.
-const PROMPT_ROWS: u32 = 64;
-
-/// The prefill kernel takes batches of whose work prompts are at least this part. 64 decodes of 4096 keys beside a prompt
-/// of 2048, which is a third, took 330 us by the attend kernel and 337 by the prefill kernel; between that and prompts
-/// alone nothing was timed.
-const PROMPT_PART: (u64, u64) = (3, 4);
+/// The prefill kernel takes batches of whose work prompts are at least this part. Half of its queues begin with the prompts
+/// and half with the rest, so that memory and tensor cores are busy at once. 128 decodes of 4096 keys beside 512 new
+/// tokens of 4096, a ninth, took an H200 641 us by the attend kernel and 551 by the prefill kernel; 64 beside a prompt of
+/// 2048, a third, 334 and 300. With less nothing was timed, and decodes alone are the attend kernel's.
+const PROMPT_PART: (u64, u64) = (1, 10);
 
 /// Row tiles for each team from which all multiprocessors are used, and a block may take several heads of an item: with
 /// fewer, items of several heads balance worse than what idle multiprocessors cost.
@@ -171,13 +167,13 @@ mod tests {
             (&[(16, 100)], false),
             (&[(17, 100)], true),
             (&[(100, 0)], false),
-            // A row tile each, so the keys decide: three quarters of them.
-            (&[(32, 600), (1, 200)], true),
-            (&[(32, 600), (1, 201)], false),
-            (&[(1, 100), (32, 600), (1, 100)], true),
+            // A row tile each, so the keys decide: a tenth of them.
+            (&[(32, 600), (1, 5400)], true),
+            (&[(32, 600), (1, 5401)], false),
+            (&[(1, 2700), (32, 600), (1, 2700)], true),
             // Two row tiles of a prompt count its keys twice.
-            (&[(33, 600), (1, 400)], true),
-            (&[(33, 600), (1, 401)], false),
+            (&[(33, 300), (1, 5400)], true),
+            (&[(33, 300), (1, 5401)], false),
             (&[(0, 8000), (32, 10)], true),
         ] {
             assert_eq!(look(requests).suits, suits, "{requests:?}");

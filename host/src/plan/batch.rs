@@ -6,7 +6,7 @@
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::tile::ATTEND_TILE_ROWS;
 
-use super::cost::Cost;
+use super::cost::{Cost, PROMPT_ROWS};
 use super::spread::PieceRule;
 use super::{Limits, PlanError, SplitMode, Target, Totals};
 use crate::config::AttentionConfig;
@@ -42,6 +42,8 @@ pub(super) struct RowTile {
     pub row_begin: u32,
     pub rows: u32,
     pub is_tall: bool,
+    /// Which of the two runs of even and of odd queues its pieces go to.
+    pub runs: [u32; 2],
     pub cost: Cost,
     /// Tile of the first key that a row of the tile sees.
     pub first_tile: u32,
@@ -88,6 +90,8 @@ pub(super) struct Batch {
     is_free: bool,
     /// Packed rows up to which a row tile is short.
     short_rows: u32,
+    /// Whether odd queues begin with what memory bounds and even ones with what arithmetic does.
+    alternates: bool,
     /// Full length; the first `occupied` hold the batch.
     requests: Vec<Request>,
     occupied: usize,
@@ -114,6 +118,7 @@ impl Batch {
             half_rows: target.half_rows(),
             is_free: !target.all_tall && matches!(mode, SplitMode::Balanced | SplitMode::Unsplit),
             short_rows: if is_one_kind { 0 } else { ATTEND_TILE_ROWS },
+            alternates: target.all_tall,
             requests: vec![Request::default(); max_requests as usize],
             occupied: 0,
             totals: Totals::default(),
@@ -320,7 +325,12 @@ impl Batch {
         let rows = row_end - row_begin;
         let is_tall = self.tall_rows > 0 && rows > self.short_rows;
         let cost = Cost::new(is_tall, rows, self.half_rows);
-        RowTile { row_begin, rows, is_tall, cost, first_tile, kv_end, tiles }
+        let runs = match (self.alternates, is_tall && packed_rows > PROMPT_ROWS) {
+            (false, _) => [u32::from(!is_tall); 2],
+            (true, true) => [0, 1],
+            (true, false) => [1, 0],
+        };
+        RowTile { row_begin, rows, is_tall, runs, cost, first_tile, kv_end, tiles }
     }
 
     /// What piece ends of units are multiples of, counted from key 0, where the mode wants that.

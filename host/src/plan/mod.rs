@@ -27,6 +27,8 @@ mod spread;
 use kernels_gpu::abi::plan::{PLAN_MAGIC, PlanHeader, WorkItem};
 use kernels_gpu::abi::tile::{ATTEND_TILE_ROWS, AttendTile, PREFILL_ROWS, PrefillTile, Teams};
 
+#[cfg(any(feature = "cpu", feature = "cuda"))]
+pub(crate) use cost::PROMPT_ROWS;
 pub use cost::{Cost, TILE_COST};
 pub use explain::{Balance, Explain};
 
@@ -388,7 +390,7 @@ impl Plan {
         self.header
     }
 
-    /// First tall item and first short item of each queue, and the end of the last: `2 * teams + 1` values.
+    /// First item of the two runs of each queue, tall ones and short ones, and the end of the last: `2 * teams + 1` values.
     pub fn queue_begin(&self) -> &[u32] {
         self.arrays.queue_begin()
     }
@@ -403,7 +405,8 @@ impl Plan {
         self.queue_begin().windows(3).step_by(2).map(|begin| {
             let cost = |item: u32| {
                 let rows = self.items()[item as usize].rows;
-                (&self.items()[item as usize], Cost::new(item < begin[1], rows, self.target.half_rows()))
+                let is_tall = self.target.all_tall || item < begin[1];
+                (&self.items()[item as usize], Cost::new(is_tall, rows, self.target.half_rows()))
             };
             (begin[0]..begin[2]).map(cost)
         })
@@ -414,7 +417,7 @@ impl Plan {
         (item.kv_end_tokens - item.kv_begin_tokens).div_ceil(self.target.tile_tokens)
     }
 
-    /// The work items of each team's queue: tall ones, then short ones.
+    /// The work items of each team's queue, in order.
     pub fn queues(&self) -> impl Iterator<Item = &[WorkItem]> {
         self.queue_begin().windows(3).step_by(2).map(|begin| &self.items()[begin[0] as usize..begin[2] as usize])
     }

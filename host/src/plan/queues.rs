@@ -11,7 +11,7 @@ use super::batch::{Batch, Request, RowTile};
 /// Some tiles of a unit, from the end of the piece before it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
-    /// `2 * queue` for a tall piece, one more for a short one.
+    /// `2 * queue` for the queue's first run, one more for the second.
     run: u32,
     /// One past its last tile; the unit's last piece ends with the unit.
     end_tiles: u32,
@@ -21,7 +21,7 @@ impl Piece {
     /// The tiles of a row tile up to `end_tiles`, in a queue.
     #[inline(always)]
     pub fn new(queue: u32, tile: &RowTile, end_tiles: u32) -> Piece {
-        Piece { run: 2 * queue + u32::from(!tile.is_tall), end_tiles }
+        Piece { run: 2 * queue + tile.runs[queue as usize % 2], end_tiles }
     }
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Written {
     pub partial_rows: u32,
 }
 
-/// Writes the queues. `queue_begin` has two entries a queue, for its run of tall items and its run of short ones, and the
+/// Writes the queues. `queue_begin` has two entries a queue, for its two runs, and the
 /// end.
 pub(super) fn write(batch: &Batch, pieces: &[Piece], queue_begin: &mut [u32], items: &mut [WorkItem]) -> Written {
     queue_begin.fill(0);
