@@ -29,6 +29,7 @@ mod error;
 pub mod inputs;
 #[cfg(feature = "cuda")]
 pub mod launch;
+pub mod multi_item;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub mod operators;
 pub mod oracle;
@@ -55,6 +56,7 @@ pub use device::{Buffer, Device, Stream};
 pub use error::Error;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use inputs::{MaskMemory, Values, VariantInputs};
+pub use multi_item::{MultiItem, MultiItemError};
 pub use page_table::{Indices, PageTable, PageTableError, QueryLengths};
 pub use plan::{Balance, Explain, Limits, Plan, PlanError, Planner, SplitMode, Target};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
