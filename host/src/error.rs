@@ -22,6 +22,10 @@ pub enum Error {
     #[cfg(any(feature = "cpu", feature = "cuda"))]
     #[error(transparent)]
     Argument(#[from] crate::tensor::ArgumentError),
+    /// A block-sparse pattern does not hold together.
+    #[cfg(any(feature = "cpu", feature = "cuda"))]
+    #[error(transparent)]
+    BlockSparse(#[from] crate::block_sparse::BlockSparseError),
     /// A user-defined variant has no kernel here.
     #[cfg(any(feature = "cpu", feature = "cuda"))]
     #[error(transparent)]

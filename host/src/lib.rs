@@ -13,6 +13,8 @@
 
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub mod attention;
+#[cfg(any(feature = "cpu", feature = "cuda"))]
+pub mod block_sparse;
 pub mod config;
 #[cfg(feature = "cpu")]
 pub mod cpu;
@@ -48,6 +50,8 @@ pub mod workspace;
 
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use attention::{Attention, Kernel, Planned, Run, Workspace};
+#[cfg(any(feature = "cpu", feature = "cuda"))]
+pub use block_sparse::{BlockSparse, BlockSparseError, Bsr, VariableBlocks};
 pub use config::{AttentionConfig, ConfigError, DType, MaskForm};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use custom::{CustomParameters, CustomVariantError};

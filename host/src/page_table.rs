@@ -45,7 +45,7 @@ impl<'a> Indices<'a> {
     }
 
     /// The values as unsigned ones; refuses the first negative one.
-    fn non_negative(self, field: &'static str) -> Result<&'a [u32], PageTableError> {
+    pub(crate) fn non_negative(self, field: &'static str) -> Result<&'a [u32], PageTableError> {
         match self {
             Indices::U32(values) => Ok(values),
             Indices::I32(values) => match values.iter().position(|&value| value < 0) {
@@ -482,7 +482,7 @@ fn check_page_size(page_size_tokens: u32) -> Result<(), PageTableError> {
     }
 }
 
-fn check_indptr(field: &'static str, indptr: &[u32], requests: usize) -> Result<(), PageTableError> {
+pub(crate) fn check_indptr(field: &'static str, indptr: &[u32], requests: usize) -> Result<(), PageTableError> {
     if indptr.len() != requests + 1 {
         return Err(PageTableError::Length { field, got: indptr.len(), expected: requests + 1 });
     }
