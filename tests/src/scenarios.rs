@@ -6,6 +6,7 @@
 
 #![allow(missing_docs, reason = "a scenario says by its name what it is about")]
 
+use crate::block_sparse::{SparseFixture, sparse_cases};
 use crate::cases::{Case, Pages, among_others, cases, paged, prompt, split_cases};
 use crate::checks::{PAGES, PageIdCase, append_checks, page_id_cases};
 use crate::fixture::{Fixture, Lse, Outputs, Tensors};
@@ -36,6 +37,7 @@ macro_rules! device_tests {
             every_case_is_the_oracle_s_answer_batch_invariant,
             every_case_is_the_oracle_s_answer_in_fixed_splits,
             every_case_is_the_oracle_s_answer_unsplit,
+            every_block_sparse_pattern_is_the_oracle_s,
             every_merge_is_the_oracle_s,
             every_append_writes_its_cells_and_nothing_else,
             every_rotation_is_the_oracle_s,
@@ -137,6 +139,21 @@ pub fn every_case_is_the_oracle_s_answer_in_fixed_splits(device: &Device) {
 
 pub fn every_case_is_the_oracle_s_answer_unsplit(device: &Device) {
     every_case(device, SplitMode::Unsplit);
+}
+
+pub fn every_block_sparse_pattern_is_the_oracle_s(device: &Device) {
+    for case in sparse_cases() {
+        let fixture = SparseFixture::new(&case);
+        let modes =
+            [SplitMode::Balanced, SplitMode::BatchInvariant, SplitMode::FixedSplit { tokens: 64 }, SplitMode::Unsplit];
+        let outputs = modes.map(|mode| fixture.run(device, Some(mode)));
+        for (mode, outputs) in modes.iter().zip(&outputs) {
+            if let Err(difference) = fixture.check(outputs) {
+                panic!("{}, {mode:?}: {difference}", case.name);
+            }
+        }
+        assert!(fixture.run(device, None) == outputs[0], "{}, in one call", case.name);
+    }
 }
 
 pub fn every_merge_is_the_oracle_s(device: &Device) {
