@@ -6,9 +6,10 @@
 //! the column blocks that it lists, in the order listed; keys that no block lists are never read.
 //!
 //! A request's positions are not the sequence's. So what reads positions, windows and ALiBi, is refused, and the causal
-//! rule, query `i` sees key `j` only where `j <= i + kv_tokens - query_tokens`, becomes a custom mask. A batch has a mask
-//! where the causal rule or a mask of the pattern's own cuts a block; blocks that lie wholly in the future are read and
-//! masked. What is counted a request, temperatures, is counted a row block. A row block without column blocks is a
+//! rule, query `i` sees key `j` only where `j <= i + kv_tokens - query_tokens`, becomes a custom mask where it cuts a
+//! block, as a mask of the pattern's own does; blocks that lie wholly in the future are read and masked. Where it comes to
+//! the causal rule of each request, it stays one, which is faster: where column blocks divide row blocks, say, and every
+//! row block lists last, in order, the column blocks that its own queries are in. What is counted a request, temperatures, is counted a row block. A row block without column blocks is a
 //! request without keys.
 //!
 //! Source: FlashInfer's block-sparse wrappers, which do the same with pages of a column block, or of 1 token.
@@ -215,8 +216,8 @@ struct Pattern<'a> {
 }
 
 impl BlockSparse {
-    /// The attention as the operator does it: over pages, not causal, with a mask where a block is cut. A pattern whose
-    /// config came with [`MaskForm::Bits`] keeps it, so that one attention serves patterns with cut blocks and without.
+    /// The attention as the operator does it: over pages, causal or with a mask where a block is cut. A pattern whose config
+    /// came with [`MaskForm::Bits`] has a mask in any case and is not causal, so that one attention serves all patterns.
     pub fn config(&self) -> &AttentionConfig {
         &self.config
     }
@@ -356,9 +357,11 @@ impl Pattern<'_> {
         }
         let diagonal = self.is_causal.then_some(self.kv_tokens as i64 - self.query_tokens as i64);
         let mask = Mask { diagonal, inner: self.inner };
-        let is_masked = self.config.mask.is_some() || mask.cuts(row_blocks);
+        let is_cut = mask.cuts(row_blocks);
+        let causal = is_cut && self.config.mask.is_none() && mask.is_causal_in_requests(row_blocks);
+        let is_masked = self.config.mask.is_some() || is_cut && !causal;
         let sparse = BlockSparse {
-            config: AttentionConfig { mask: is_masked.then_some(MaskForm::Bits), ..self.config },
+            config: AttentionConfig { causal, mask: is_masked.then_some(MaskForm::Bits), ..self.config },
             query_indptr,
             page_indptr,
             page_indices,

@@ -11,6 +11,8 @@
 
 use std::ops::Range;
 
+use crate::page_table::MAX_KV_LEN_TOKENS;
+
 /// A prompt of several items.
 ///
 /// ```
@@ -51,6 +53,12 @@ pub enum MultiItemError {
         /// Tokens of its parts.
         expected: u64,
     },
+    /// More tokens than positions can count.
+    #[error("kv_len is {kv_len}; supported is at most {MAX_KV_LEN_TOKENS}")]
+    TooLong {
+        /// Tokens of the prompt.
+        kv_len: u32,
+    },
     /// More queries than the prompt has tokens.
     #[error("query_len is {query_len}; the prompt has {kv_len} tokens")]
     QueryLen {
@@ -65,7 +73,7 @@ impl MultiItem {
     /// A prompt of `kv_len_tokens` tokens in all: prefix, items, and a delimiter before the first item and after each.
     ///
     /// # Errors
-    /// Refuses lengths that do not add up.
+    /// Refuses lengths that do not add up, and more tokens than [`MAX_KV_LEN_TOKENS`].
     pub fn new(
         kv_len_tokens: u32,
         prefix_len_tokens: u32,
@@ -75,6 +83,9 @@ impl MultiItem {
         let expected = prefix_len_tokens as u64 + 1 + items;
         if kv_len_tokens as u64 != expected {
             return Err(MultiItemError::KvLen { kv_len: kv_len_tokens, expected });
+        }
+        if kv_len_tokens > MAX_KV_LEN_TOKENS {
+            return Err(MultiItemError::TooLong { kv_len: kv_len_tokens });
         }
         let mut places = vec![Place::Delimiter];
         for &len in item_lens_tokens {
@@ -113,18 +124,19 @@ impl MultiItem {
         Ok(mask)
     }
 
-    /// Positions of the last `query_len_tokens` tokens, for [`Rope`](crate::rope): every item's go on from the prefix,
+    /// Positions of the last `query_len_tokens` tokens, for [`RopePositions::Ids`](crate::rope): every item's go on from the prefix,
     /// as does a delimiter's.
     ///
     /// # Errors
     /// Refuses more tokens than the prompt has.
-    pub fn positions(&self, query_len_tokens: u32) -> Result<Vec<u32>, MultiItemError> {
+    pub fn positions(&self, query_len_tokens: u32) -> Result<Vec<i32>, MultiItemError> {
         let position = |token: usize| match self.place(token) {
             None => token as u32,
             Some(Place::Delimiter) => self.prefix_len_tokens,
             Some(Place::Item(before)) => self.prefix_len_tokens + before,
         };
-        Ok(self.queries(query_len_tokens)?.map(position).collect())
+        // `new` bounds the prompt, so that positions are i32.
+        Ok(self.queries(query_len_tokens)?.map(|token| position(token) as i32).collect())
     }
 
     /// The last tokens of the prompt.
@@ -187,6 +199,8 @@ mod tests {
         assert_eq!(error.to_string(), "kv_len is 10; prefix, items and delimiters are 9 tokens");
         let error = MultiItem::new(7, u32::MAX, &[u32::MAX]).unwrap_err();
         assert_eq!(error, MultiItemError::KvLen { kv_len: 7, expected: 2 * (1 << 32) });
+        let error = MultiItem::new(1 << 31, (1 << 31) - 1, &[]).unwrap_err();
+        assert_eq!(error.to_string(), "kv_len is 2147483648; supported is at most 2147483647");
         let prompt = MultiItem::new(9, 3, &[2, 1]).unwrap();
         for error in [prompt.mask(10).unwrap_err(), prompt.positions(10).unwrap_err()] {
             assert_eq!(error.to_string(), "query_len is 10; the prompt has 9 tokens");

@@ -2,8 +2,8 @@
 //!
 //! In: a config, how many keys the request has, and what a [`Run`] takes. Out: what the run writes, there when the call
 //! returns. Invariant: the same bits as of an [`Attention`] with [`SplitMode::Balanced`] and a batch of this one
-//! request, for that is what each call makes, or of the pattern's, with a workspace from the device, uses once and waits for. An engine
-//! makes one, plans once a step and runs once a layer.
+//! request, or of the pattern's row blocks, for that is what each call makes, with a workspace from the device, uses once
+//! and waits for. An engine makes one, plans once a step and runs once a layer.
 //!
 //! Page ids are those from index 0 of `page_indices` on, ragged rows those from row 0 on.
 //!
@@ -131,10 +131,10 @@ pub unsafe fn block_sparse(
     stream: Stream,
 ) -> Result<(), Error> {
     let KvMemory::Ragged { k, v } = arguments.kv else {
-        return Err(ArgumentError::UnusedInput { input: "a paged cache", made: "without a pattern" }.into());
+        return Err(ArgumentError::UnusedInput { input: "a paged cache", made: "with AttentionConfig::new" }.into());
     };
     if arguments.variant.mask.is_some() {
-        return Err(ArgumentError::UnusedInput { input: "variant.mask", made: "with the mask in its pattern" }.into());
+        return Err(ArgumentError::UnusedInput { input: "variant.mask", made: "with Bsr::with_mask" }.into());
     }
     let cache = sparse.cache(k, v)?;
     can_wait(device, stream, "single::block_sparse")?;

@@ -12,6 +12,7 @@ use crate::number::{bits, lse_agrees, row_error, row_tolerance, value};
 use crate::plans::PlanImage;
 use crate::public_api::workspace;
 use crate::random::Random;
+use crate::scenarios::refused;
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::parameters::{AttendParameters, CacheView, RowsView};
 use kernels_gpu::variant::ModifiedParameters;
@@ -125,6 +126,24 @@ impl SparseCase {
             pattern: Pattern::Variable { rows, columns, map, layout },
             padding: 0,
         }
+    }
+
+    /// The same pattern of equal blocks, sorted, without what is in a row block's future and with its own column blocks.
+    fn diagonal(mut self) -> SparseCase {
+        let before = self.kv_tokens - self.query_tokens;
+        if let Pattern::Equal { sizes: [rows, columns], indptr, indices, .. } = &mut self.pattern {
+            let (mut begin, mut sorted) = (vec![0], Vec::new());
+            for (row_block, range) in indptr.windows(2).enumerate() {
+                let first = row_block as u32 * *rows;
+                let own =
+                    (first + before) / *columns..(self.query_tokens.min(first + *rows) + before).div_ceil(*columns);
+                let listed = &indices[range[0] as usize..range[1] as usize];
+                sorted.extend((0..own.end).filter(|column| own.contains(column) || listed.contains(column)));
+                begin.push(sorted.len() as u32);
+            }
+            (*indptr, *indices) = (begin, sorted);
+        }
+        SparseCase { name: format!("{}, diagonal", self.name), ..self }
     }
 
     /// The same with another config.
@@ -280,6 +299,15 @@ pub fn sparse_cases() -> Vec<SparseCase> {
     let every = (0..4).flat_map(|_| 0..6).collect();
     all.pattern = Pattern::Equal { sizes: [16, 16], indptr: vec![0, 6, 12, 18, 24], indices: every, mask: None };
     cases.extend([all.clone().with("all blocks", |config| config), all.causal()]);
+    // Each row block's own column blocks last: causal requests without a mask, and from 65 rows on a prompt's.
+    for (index, (heads, tokens, sizes)) in
+        [((8, 2), [100, 100], [32, 16]), ((4, 4), [70, 118], [16, 16]), ((2, 1), [200, 200], [64, 64])]
+            .into_iter()
+            .enumerate()
+    {
+        let case = SparseCase::equal(heads, [128, 64, 64][index], tokens, sizes, 2);
+        cases.push(case.diagonal().causal().padded(8 * index));
+    }
     let layouts = [Layout::Nhd, Layout::Hnd];
     for (index, (heads, head_dim, listed)) in
         [((2, 2), 64, 1), ((8, 2), 128, 3), ((4, 4), 64, 2), ((3, 3), 128, 4), ((8, 1), 256, 2)].into_iter().enumerate()
@@ -435,7 +463,7 @@ impl SparseFixture {
             team_blocks: Divisor::new(plan.teams.blocks).unwrap(),
             heads_per_block: plan.teams.heads_per_block,
             kv_heads: config.kv_heads,
-            causal: 0,
+            causal: config.causal as u32,
             lse_scale: 1.0,
             box_tokens: 0,
         };
@@ -523,6 +551,33 @@ impl SparseFixture {
             }
         }
         Ok(())
+    }
+}
+
+/// Runs in one call that do not match their pattern.
+pub fn check_refusals(device: &Device) {
+    let case = SparseCase::equal((4, 2), 64, [40, 64], [16, 16], 4);
+    let fixture = SparseFixture::new(&case);
+    let memory = device.allocate(1 << 16).unwrap();
+    let run = fixture.run_at([memory.address(); 5]);
+    let oxattn::KvMemory::Ragged { k, v } = run.kv else { panic!("rows of keys") };
+    let cache = fixture.sparse.cache(k, v).unwrap();
+    let mask = Some(MaskMemory { address: memory.address(), bytes: 1 << 16 });
+    let paged = Run::new(run.q, cache, PageIndices { address: memory.address(), len: 100 }, run.out);
+    let keys = |k| Run::ragged(run.q, k, v, run.out);
+    for (run, message) in [
+        (paged, "this call brings a paged cache, which the attention does not read; make it with AttentionConfig::new"),
+        (
+            run.with_variant(VariantInputs { mask, ..VariantInputs::default() }),
+            "this call brings variant.mask, which the attention does not read; make it with Bsr::with_mask",
+        ),
+        (Run { q: Rows { tokens: 39, ..run.q }, ..run }, "q.tokens is 39; this call needs 40"),
+        (Run { out: Rows { heads: 2, ..run.out }, ..run }, "out.heads is 2; this call needs 4"),
+        (keys(Rows { tokens: 63, ..k }), "k.tokens is 63; this call needs 64"),
+        (keys(Rows { dtype: oxattn::DType::F16, ..k }), "k is f16; this call needs bf16"),
+    ] {
+        // SAFETY: refused before a launch.
+        refused(unsafe { single::block_sparse(device, &fixture.sparse, &run, Stream::default()) }, message);
     }
 }
 

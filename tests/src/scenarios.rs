@@ -6,11 +6,12 @@
 
 #![allow(missing_docs, reason = "a scenario says by its name what it is about")]
 
-use crate::block_sparse::{SparseFixture, sparse_cases};
+use crate::block_sparse::{self, SparseFixture, sparse_cases};
 use crate::cases::{Case, Pages, among_others, cases, paged, prompt, split_cases};
 use crate::checks::{PAGES, PageIdCase, append_checks, page_id_cases};
 use crate::fixture::{Fixture, Lse, Outputs, Tensors};
 use crate::layout::{LAYOUTS, Layout};
+use crate::multi_item;
 use crate::new_tokens::append_cases;
 use crate::plans::limits_for;
 use crate::public_api::{Public, Setup, check_append, plan, report, run_alone, workspace};
@@ -38,6 +39,7 @@ macro_rules! device_tests {
             every_case_is_the_oracle_s_answer_in_fixed_splits,
             every_case_is_the_oracle_s_answer_unsplit,
             every_block_sparse_pattern_is_the_oracle_s,
+            an_item_is_scored_as_in_a_prompt_of_its_own,
             every_merge_is_the_oracle_s,
             every_append_writes_its_cells_and_nothing_else,
             every_rotation_is_the_oracle_s,
@@ -67,6 +69,7 @@ macro_rules! device_tests {
             ragged_keys_that_do_not_match_are_refused,
             ragged_and_paged_are_not_mixed,
             inputs_of_variants_that_do_not_match_are_refused,
+            block_sparse_runs_that_do_not_match_are_refused,
             plans_that_do_not_match_are_refused,
             configurations_no_kernel_runs_are_refused,
             prefill_kernels_that_there_are_not_are_refused,
@@ -154,6 +157,10 @@ pub fn every_block_sparse_pattern_is_the_oracle_s(device: &Device) {
         }
         assert!(fixture.run(device, None) == outputs[0], "{}, in one call", case.name);
     }
+}
+
+pub fn an_item_is_scored_as_in_a_prompt_of_its_own(device: &Device) {
+    multi_item::check_items(device);
 }
 
 pub fn every_merge_is_the_oracle_s(device: &Device) {
@@ -853,6 +860,10 @@ pub fn inputs_of_variants_that_do_not_match_are_refused(device: &Device) {
     let run = run.with_variant(VariantInputs::default());
     let message = "lse was asked for; an attention made with_sigmoid has none";
     refused(setup.run(&planned, &run, Stream::default()), message);
+}
+
+pub fn block_sparse_runs_that_do_not_match_are_refused(device: &Device) {
+    block_sparse::check_refusals(device);
 }
 
 /// A plan that was replaced, that lies elsewhere, or that there is no room for.

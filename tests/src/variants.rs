@@ -1,9 +1,10 @@
-//! What is not plain attention: windows, soft caps, sinks, ALiBi, temperatures, masks, trees, sigmoid.
+//! What is not plain attention: windows, soft caps, sinks, ALiBi, temperatures, masks, trees, items, sigmoid.
 //!
 //! Every case has requests of one and of several query tokens, an odd group or page size, and slots that hold NaN.
 
 use crate::cases::{Case, Values};
 use crate::layout::LAYOUTS;
+use crate::multi_item::multi_item_cases;
 use crate::random::Random;
 use oxattn::config::AttentionConfig;
 use oxattn::{MaskForm, alibi_slopes, tree_mask};
@@ -163,6 +164,7 @@ fn masks(cases: &mut Vec<Case>) {
     case.modifiers.masks =
         trees.iter().zip(kv_lens).map(|(parents, kv_len)| tree_mask(parents, kv_len).unwrap()).collect();
     cases.push(case);
+    cases.extend(multi_item_cases());
 }
 
 fn sigmoids(cases: &mut Vec<Case>) {

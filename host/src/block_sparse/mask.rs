@@ -33,6 +33,22 @@ impl Mask<'_> {
         self.inner.is_some() || row_blocks.iter().any(is_cut)
     }
 
+    /// Whether each request's own causal rule, its last query sees its last key, shows what this mask does.
+    pub fn is_causal_in_requests(&self, row_blocks: &[RowBlock]) -> bool {
+        let holds = |block: &RowBlock| {
+            let (keys, queries) = (block.keys() as i64, block.rows.len() as i64);
+            block.rows.clone().zip(keys - queries + 1..).all(|(row, shown)| {
+                let mut left = shown.clamp(0, keys) as usize;
+                block.columns.iter().all(|columns| {
+                    let expected = left.min(columns.len());
+                    left -= expected;
+                    self.visible(row, columns) == expected
+                })
+            })
+        };
+        self.diagonal.is_some() && self.inner.is_none() && row_blocks.iter().all(holds)
+    }
+
     /// The first keys of `columns` that the causal rule shows query `row`.
     fn visible(&self, row: u32, columns: &Range<u32>) -> usize {
         let keys = columns.len() as i64;

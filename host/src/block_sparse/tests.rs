@@ -58,6 +58,36 @@ fn the_causal_rule_is_a_mask_only_where_it_cuts() {
 }
 
 #[test]
+fn the_causal_rule_stays_one_where_each_request_s_is_the_same() {
+    let causal = AttentionConfig { causal: true, ..config() };
+    type Arrays<'a> = (&'a [u32], &'a [u32]);
+    let kept = |config: AttentionConfig, bsr: Bsr<'_>| {
+        let sparse = BlockSparse::bsr(config, &bsr).unwrap();
+        (sparse.config().causal, sparse.config().mask.is_some())
+    };
+    // 10 queries and keys in blocks of 4, the last short; then row blocks of two column blocks.
+    let square: fn(Arrays<'static>) -> Bsr<'static> = |(indptr, indices)| Bsr::new(10, 10, 4, 4, indptr, indices);
+    for (expected, bsr) in [
+        ((true, false), square((&[0, 1, 3, 5], &[0, 0, 1, 0, 2]))),
+        ((true, false), square((&[0, 1, 3, 5], &[0, 0, 1, 1, 2]))),
+        // Its own block first, not at all, or beside the future.
+        ((false, true), square((&[0, 1, 3, 5], &[0, 1, 0, 1, 2]))),
+        ((false, true), square((&[0, 1, 2, 4], &[0, 0, 1, 2]))),
+        ((false, true), square((&[0, 2, 4, 5], &[0, 1, 0, 1, 2]))),
+        // No block is cut.
+        ((false, false), square((&[0, 0, 1, 2], &[0, 1]))),
+        ((false, true), Bsr::new(7, 10, 4, 2, &[0u32, 4, 8], &[0u32, 1, 2, 3, 0, 2, 3, 4])),
+    ] {
+        assert_eq!(kept(causal, bsr), expected, "{bsr:?}");
+        let masked = causal.with_mask(MaskForm::Bits);
+        assert_eq!(kept(masked, bsr), (false, true), "{bsr:?}");
+    }
+    let aligned = Bsr::new(8, 12, 4, 2, &[0u32, 3, 6], &[0u32, 2, 3, 1, 4, 5]);
+    assert_eq!(kept(causal, aligned), (true, false));
+    assert_eq!(kept(causal, square((&[0, 1, 3, 5], &[0, 0, 1, 0, 2])).with_mask(&[true; 80])), (false, true));
+}
+
+#[test]
 fn the_inner_mask_follows_the_blocks_listed() {
     // Of each block, elements where row is column.
     let mask: Vec<bool> = (0..3 * 16).map(|element| element % 16 / 4 == element % 4).collect();
@@ -87,7 +117,7 @@ fn variable(layout: Layout) -> VariableBlocks<'static> {
         kv_tokens: 4,
         row_block_tokens: &[1, 2, 3, 0],
         column_block_tokens: &[1, 3, 2, 2],
-        block_map: &[true, false, true, true, false, true, true, true],
+        block_map: &[false, true, true, true, false, true, true, true],
         layout,
     }
 }
@@ -95,11 +125,11 @@ fn variable(layout: Layout) -> VariableBlocks<'static> {
 #[test]
 fn heads_of_variable_blocks_are_requests() {
     let nhd = BlockSparse::variable(config(), &variable(Layout::Nhd)).unwrap();
-    assert_eq!(nhd.page_indices(), [0, 0, 2, 4, 6, 5, 7, 1, 3, 5, 7]);
+    assert_eq!(nhd.page_indices(), [2, 4, 6, 0, 2, 4, 6, 5, 7, 1, 3, 5, 7]);
     let hnd = BlockSparse::variable(config(), &variable(Layout::Hnd)).unwrap();
-    assert_eq!(hnd.page_indices(), [0, 0, 1, 2, 3, 6, 7, 4, 5, 6, 7]);
+    assert_eq!(hnd.page_indices(), [1, 2, 3, 0, 1, 2, 3, 6, 7, 4, 5, 6, 7]);
     for sparse in [nhd, hnd] {
-        assert_eq!(sparse.page_table().unwrap().kv_lens(), [1, 4, 2, 4]);
+        assert_eq!(sparse.page_table().unwrap().kv_lens(), [3, 4, 2, 4]);
         assert_eq!([0, 1, 2, 3].map(|request| sparse.query_lengths().len_of(request)), [1, 2, 3, 0]);
         let AttentionConfig { query_heads, kv_heads, page_size_tokens, .. } = *sparse.config();
         assert_eq!((query_heads, kv_heads, page_size_tokens), (2, 1, 1));
@@ -107,7 +137,7 @@ fn heads_of_variable_blocks_are_requests() {
     }
     let causal = AttentionConfig { causal: true, ..config() };
     let sparse = BlockSparse::variable(causal, &variable(Layout::Nhd)).unwrap();
-    assert_eq!(rows(&sparse), ["1", "111.", "1111", "..", "1.", "11"]);
+    assert_eq!(rows(&sparse), ["1..", "111.", "1111", "..", "1.", "11"]);
 }
 
 #[test]
