@@ -9,8 +9,8 @@
 //! rule, query `i` sees key `j` only where `j <= i + kv_tokens - query_tokens`, becomes a custom mask where it cuts a
 //! block, as a mask of the pattern's own does; blocks that lie wholly in the future are read and masked. Where it comes to
 //! the causal rule of each request, it stays one, which is faster: where column blocks divide row blocks, say, and every
-//! row block lists last, in order, the column blocks that its own queries are in. What is counted a request, temperatures, is counted a row block. A row block without column blocks is a
-//! request without keys.
+//! row block lists last, in order, the column blocks that its own queries are in. Of what is given a request,
+//! temperatures, there is one a row block. A row block without column blocks is a request without keys.
 //!
 //! Source: FlashInfer's block-sparse wrappers, which do the same with pages of a column block, or of 1 token.
 
@@ -140,12 +140,13 @@ pub enum BlockSparseError {
     },
 }
 
-/// A planned-for pattern: the index arrays of a batch whose requests are its row blocks.
+/// A pattern of blocks as a batch: its index arrays, whose requests are the row blocks.
 ///
 /// ```
 /// use oxattn::*;
 ///
-/// // 70 queries in blocks of 32, 128 keys in blocks of 64. The first rows see all keys, the next none, the last the second half.
+/// // 70 queries in blocks of 32, 128 keys in blocks of 64. The first block of rows sees all keys, the next none, the last
+/// // the second half.
 /// let config = AttentionConfig::ragged(4, 2, 64).non_causal(); // query heads, KV heads, head dim
 /// let sparse = BlockSparse::bsr(config, &Bsr::new(70, 128, 32, 64, &[0u32, 2, 2, 3], &[0u32, 1, 1]))?;
 ///

@@ -21,7 +21,7 @@ use oxattn::oracle::{Request, Rules, State};
 use oxattn::tensor::CacheRows;
 use oxattn::{
     Attention, BlockSparse, Bsr, Device, Layout, Lse2, MaskMemory, PageIndices, Planner, Rows, Run, SplitMode, Stream,
-    Target, VariableBlocks, VariantInputs, single,
+    Target, Values, VariableBlocks, VariantInputs, single,
 };
 use std::cell::OnceCell;
 use std::f32::consts::LOG2_E;
@@ -179,6 +179,18 @@ impl SparseCase {
         SparseCase { name, padding, ..self }
     }
 
+    /// Sinks of the heads and temperatures of the row blocks, where the config has them.
+    fn numbers(&self) -> [Vec<f32>; 2] {
+        let row_blocks = match &self.pattern {
+            Pattern::Equal { indptr, .. } => indptr.len() - 1,
+            Pattern::Variable { rows, .. } => rows.concat().len(),
+        };
+        let heads = if self.config.sinks { self.config.query_heads } else { 0 };
+        let row_blocks = if self.config.temperatures { row_blocks } else { 0 };
+        let sinks = (0..heads).map(|head| head as f32 - 1.5);
+        [sinks.collect(), (0..row_blocks).map(|block| 0.5 + 0.25 * (block % 4) as f32).collect()]
+    }
+
     /// Multiplications of the dense product: what a slow executor chooses by.
     pub fn cost(&self) -> u64 {
         let pairs = self.query_tokens as u64 * self.kv_tokens as u64;
@@ -293,7 +305,8 @@ pub fn sparse_cases() -> Vec<SparseCase> {
         // A block of two pages, and one of three.
         SparseCase::equal((2, 1), 64, [6, 6144], [4, 2048], 4),
         SparseCase::equal((2, 1), 64, [6, 3100], [4, 3072], 4).causal(),
-        SparseCase::equal((4, 2), 80, [30, 60], [8, 8], 3).with("soft cap", |config| config.with_soft_cap(5.0)),
+        SparseCase::equal((4, 2), 80, [30, 60], [8, 8], 3)
+            .with("soft cap, sinks, temperatures", |config| config.with_soft_cap(5.0).with_sinks().with_temperatures()),
     ]);
     let mut all = SparseCase::equal((8, 1), 128, [50, 90], [16, 16], 4);
     let every = (0..4).flat_map(|_| 0..6).collect();
@@ -396,7 +409,13 @@ impl SparseFixture {
         let [q, k, v] = [&self.q, &self.k, &self.v].map(upload);
         let out = device.upload(&vec![u16::MAX; self.rows() * self.case.config.head_dim as usize]).unwrap();
         let lse = device.upload(&vec![u32::MAX; self.rows()]).unwrap();
-        let run = self.run_at([&q, &k, &v, &out, &lse].map(|buffer| buffer.address()));
+        let numbers = self.case.numbers().map(|numbers| device.upload(&numbers).unwrap());
+        let [sinks, temperatures] = numbers.each_ref().map(|numbers| {
+            let values = Values { address: numbers.address(), len: numbers.bytes() as u64 / 4 };
+            (values.len != 0).then_some(values)
+        });
+        let variant = VariantInputs { sinks, temperatures, ..VariantInputs::default() };
+        let run = self.run_at([&q, &k, &v, &out, &lse].map(|buffer| buffer.address())).with_variant(variant);
         let (sparse, stream) = (&self.sparse, Stream::default());
         match mode {
             // SAFETY: everything lives until it is downloaded, which waits.
@@ -406,7 +425,7 @@ impl SparseFixture {
                 let page_indices = PageIndices { address: page_ids.address(), len: sparse.page_indices().len() as u64 };
                 let bits = device.upload(sparse.mask_bits()).unwrap();
                 let mask = MaskMemory { address: bits.address(), bytes: sparse.mask_bits().len() as u64 };
-                let variant = VariantInputs { mask: sparse.config().mask.map(|_| mask), ..VariantInputs::default() };
+                let variant = VariantInputs { mask: sparse.config().mask.map(|_| mask), ..run.variant };
                 let mut attention = Attention::new(device, *sparse.config(), mode, sparse.limits()).unwrap();
                 let (_memory, mut workspace) = workspace(device, &attention);
                 let table = sparse.page_table().unwrap();
@@ -441,6 +460,8 @@ impl SparseFixture {
         let mut partial_lse = Buffer::filled(4 * header.partial_rows as usize, 0xff);
         let mut page_indices = Buffer::of(self.sparse.page_indices());
         let mut mask = Buffer::of(self.sparse.mask_bits());
+        let mut numbers = self.case.numbers().map(|numbers| Buffer::of(&numbers));
+        let [sinks, temperatures] = numbers.each_mut().map(Buffer::address);
         let [q, k, v] = [&mut self.q, &mut self.k, &mut self.v].map(Buffer::address);
         let run = self.run_at([q, k, v, out.address(), lse.address()]);
         let oxattn::KvMemory::Ragged { k, v } = run.kv else { panic!("rows of keys") };
@@ -468,9 +489,9 @@ impl SparseFixture {
             box_tokens: 0,
         };
         let variant = ModifiedParameters {
-            sinks: 0,
+            sinks: if config.sinks { sinks } else { 0 },
             alibi_slopes: 0,
-            temperatures: 0,
+            temperatures: if config.temperatures { temperatures } else { 0 },
             mask: if config.mask.is_some() { mask.address() } else { 0 },
             mask_requests: image + layout.mask_requests_offset_bytes,
             scale: match config.soft_cap {
@@ -487,7 +508,7 @@ impl SparseFixture {
         };
         let mut regions = plan.regions().to_vec();
         let inputs = [&mut page_indices, &mut mask, &mut self.q, &mut self.k, &mut self.v];
-        regions.extend(inputs.map(|buffer| buffer.region(Access::Read)));
+        regions.extend(inputs.into_iter().chain(&mut numbers).map(|buffer| buffer.region(Access::Read)));
         let outputs = [&mut out, &mut lse, &mut partial_out, &mut partial_lse];
         regions.extend(outputs.map(|buffer| buffer.region(Access::Produce)));
         executor.attention(&AttentionLaunch {
@@ -517,13 +538,26 @@ impl SparseFixture {
             let is_past = !self.case.config.causal || key as i64 <= query as i64 + diagonal;
             is_past && self.case.meet(head / group, query, key)
         };
+        let [sinks, temperatures] = self.case.numbers();
+        let sink = |head: usize| sinks[head] as f64;
+        let temperature = match &self.case.pattern {
+            Pattern::Equal { sizes, .. } => temperatures.get(token / sizes[0] as usize).map(|&number| number as f64),
+            Pattern::Variable { .. } => None,
+        };
+        let rules = Rules {
+            mask: Some(&mask),
+            soft_cap: soft_cap.map(f64::from),
+            sink: if self.case.config.sinks { Some(&sink) } else { None },
+            temperature,
+            ..Rules::default()
+        };
         Request {
             query_len: self.case.query_tokens as usize,
             kv_len: self.case.kv_tokens as usize,
             group,
             softmax_scale: softmax_scale as f64,
             causal: false,
-            rules: Rules { mask: Some(&mask), soft_cap: soft_cap.map(f64::from), ..Rules::default() },
+            rules,
             q: &|token, head| numbers(&self.q, self.case.query_row(token, head) * dim),
             k: &|key, head| numbers(&self.k, key * token_stride + head * head_stride),
             v: &|key, head| numbers(&self.v, key * token_stride + head * head_stride),
