@@ -7,10 +7,11 @@
 //!
 //! A request's positions are not the sequence's. So what reads positions, windows and ALiBi, is refused, and the causal
 //! rule, query `i` sees key `j` only where `j <= i + kv_tokens - query_tokens`, becomes a custom mask where it cuts a
-//! block, as a mask of the pattern's own does; blocks that lie wholly in the future are read and masked. Where it comes to
-//! the causal rule of each request, it stays one, which is faster: where column blocks divide row blocks, say, and every
-//! row block lists last, in order, the column blocks that its own queries are in. Of what is given a request,
-//! temperatures, there is one a row block. A row block without column blocks is a request without keys.
+//! block, as a mask of the pattern's own does; blocks that lie wholly in the future are read and masked. Where it comes
+//! to the causal rule of each request, it stays one, which is faster: where column blocks divide row blocks, say, and
+//! every row block lists last, in order, the column blocks that its own queries are in.
+//!
+//! Temperatures, one a request, are one a row block. A row block without column blocks is a request without keys.
 //!
 //! Source: FlashInfer's block-sparse wrappers, which do the same with pages of a column block, or of 1 token.
 
@@ -217,8 +218,9 @@ struct Pattern<'a> {
 }
 
 impl BlockSparse {
-    /// The attention as the operator does it: over pages, causal or with a mask where a block is cut. A pattern whose config
-    /// came with [`MaskForm::Bits`] has a mask in any case and is not causal, so that one attention serves all patterns.
+    /// The attention as the operator does it: over pages, causal or with a mask where a block is cut. A pattern whose
+    /// config came with [`MaskForm::Bits`] has a mask in any case and is not causal, so that one attention serves all
+    /// patterns of its page size.
     pub fn config(&self) -> &AttentionConfig {
         &self.config
     }
@@ -252,7 +254,7 @@ impl BlockSparse {
         &self.page_indices
     }
 
-    /// The mask of the batch, for the caller to upload where the [`config`](Self::config) has one; without one, nothing.
+    /// The mask of the batch, for the caller to upload where the [`config`](Self::config) has one; else nothing.
     pub fn mask_bits(&self) -> &[u8] {
         self.mask_bits.as_deref().unwrap_or_default()
     }
@@ -260,8 +262,8 @@ impl BlockSparse {
     /// Keys and values `[kv_tokens, kv_heads, head_dim]`, as the pages that the page ids name.
     ///
     /// # Errors
-    /// Refuses rows of another shape or dtype, and, for [`VariableBlocks`], rows that do not lie a fixed step apart in the
-    /// order that the pattern was made for.
+    /// Refuses rows of another shape or dtype, and, for [`VariableBlocks`], rows that do not lie a fixed step apart in
+    /// the order that the pattern was made for.
     pub fn cache(&self, k: Rows, v: Rows) -> Result<PagedCache, Error> {
         Ok(PagedCache { k: self.pages("k", &k)?, v: self.pages("v", &v)? })
     }

@@ -3,8 +3,8 @@
 //! In the order the data moves: [`page_table`] says which tokens live in which pages, [`plan`] which query rows meet
 //! which keys on which block, [`attention`] uploads the plan and runs it for every layer on a [`Device`], and
 //! [`rope`] rotates queries and keys, on request straight into the cache, [`operators`] append to it and merge states;
-//! [`validate`] checks page ids where they lie, [`block_sparse`] makes batches of block patterns. [`oracle`] is what all of it is measured against. A first
-//! step is [`single`]: one request in one call.
+//! [`validate`] checks page ids where they lie, [`block_sparse`] makes batches of block patterns. [`oracle`] is what all
+//! of it is measured against. A first step is [`single`]: one request in one call.
 //!
 //! Kernels of your own come in a bundle: see [`custom`].
 //!

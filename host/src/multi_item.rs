@@ -1,12 +1,12 @@
 //! Multi-item scoring: one prompt asks about several items, none of which sees another.
 //!
-//! In: lengths of a prefix and of the items; the prompt is `prefix, delimiter, item, delimiter, ... item, delimiter`. Out:
-//! the custom mask of the request, and the positions by which its tokens are rotated. Invariant: an item's rows are
+//! In: lengths of a prefix and of the items; the prompt is `prefix, delimiter, item, delimiter, ... item, delimiter`.
+//! Out: the custom mask of the request, and the positions by which its tokens are rotated. Invariant: an item's rows are
 //! those of a prompt of its own, `prefix, item`.
 //!
 //! A token of the prefix sees those before it and itself. A token of an item sees the prefix and its item's tokens
-//! up to itself. A delimiter sees the prefix and not even itself, and no other token sees a delimiter; without a prefix its
-//! row sees no key. Source: FlashInfer's multi-item mask, whose `token_pos_in_items` is a token's place in its item
+//! up to itself. A delimiter sees the prefix and not even itself, and no other token sees a delimiter; without a prefix
+//! its row sees no key. Source: FlashInfer's multi-item mask, whose `token_pos_in_items` is a token's place in its item
 //! counted from 1, and 0 for a delimiter.
 
 use std::ops::Range;
@@ -101,8 +101,8 @@ impl MultiItem {
     }
 
     /// The mask of the last `query_len_tokens` tokens, `[query_len_tokens, kv_len_tokens]`, for
-    /// [`pack_mask`](crate::pack_mask). The attention may be causal or not; causal is faster, as the mask hides no key that a
-    /// causal attention would read first.
+    /// [`pack_mask`](crate::pack_mask). Better for a causal attention, which plans no keys that the mask hides as future;
+    /// the result is the same without.
     ///
     /// # Errors
     /// Refuses more tokens than the prompt has.
@@ -124,8 +124,8 @@ impl MultiItem {
         Ok(mask)
     }
 
-    /// Positions of the last `query_len_tokens` tokens, for [`RopePositions::Ids`](crate::rope): every item's go on from the prefix,
-    /// as does a delimiter's.
+    /// Positions of the last `query_len_tokens` tokens, for `RopePositions::Ids`: every item's go on from the prefix, as
+    /// does a delimiter's.
     ///
     /// # Errors
     /// Refuses more tokens than the prompt has.

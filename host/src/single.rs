@@ -2,8 +2,8 @@
 //!
 //! In: a config, how many keys the request has, and what a [`Run`] takes. Out: what the run writes, there when the call
 //! returns. Invariant: the same bits as of an [`Attention`] with [`SplitMode::Balanced`] and a batch of this one
-//! request, or of the pattern's row blocks, for that is what each call makes, with a workspace from the device, uses once
-//! and waits for. An engine makes one, plans once a step and runs once a layer.
+//! request, or of the pattern's row blocks, for that is what each call makes, with a workspace from the device, uses
+//! once and waits for. An engine makes one, plans once a step and runs once a layer.
 //!
 //! Page ids are those from index 0 of `page_indices` on, ragged rows those from row 0 on.
 //!
@@ -96,9 +96,9 @@ pub unsafe fn prefill(
     unsafe { run(device, config, kv_len_tokens, arguments, stream, "single::prefill") }
 }
 
-/// Block-sparse attention of one sequence: `arguments` is a [`Run::ragged`] over the sequence's rows, whose shapes are those
-/// that the pattern says. Page ids and mask are the pattern's, so the run brings neither; sinks and temperatures it may.
-/// The call waits for the device.
+/// Block-sparse attention of one sequence: `arguments` is a [`Run::ragged`] over the sequence's rows, whose shapes are
+/// those that the pattern says. Page ids and mask are the pattern's, so the run brings neither; it brings sinks and
+/// temperatures, where the config has them. The call waits for the device.
 ///
 /// ```
 /// use oxattn::*;
@@ -119,8 +119,8 @@ pub unsafe fn prefill(
 /// ```
 ///
 /// # Errors
-/// As [`prefill`], and refuses a run over a paged cache, rows that [`BlockSparse::cache`] refuses, and a run that brings a
-/// mask.
+/// As [`prefill`], and refuses a run over a paged cache, rows that [`BlockSparse::cache`] refuses, and a run that brings
+/// a mask.
 ///
 /// # Safety
 /// That of [`Attention::run`].

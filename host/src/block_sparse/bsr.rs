@@ -55,13 +55,13 @@ impl BlockSparse {
     /// The batch of a pattern of equal blocks. `config` is the attention of the whole sequence, made by
     /// [`AttentionConfig::ragged`], which says whether it is causal.
     ///
-    /// A page has as many tokens as divide block size and keys evenly, at most 1024: a column block, where the keys are
-    /// whole blocks. Prefer a number of keys that shares a multiple of 8 with the block size: Hopper's prefill kernel asks
-    /// for pages of that, and there are fewer page ids.
+    /// A page has the most tokens, up to 1024, that divide both a column block and the keys: a whole block, where the keys
+    /// are whole blocks. With an odd number of keys there are many page ids, and Hopper's prefill kernel, which takes pages
+    /// of a multiple of 8 tokens, is out.
     ///
     /// # Errors
     /// Refuses blocks of 0 tokens, arrays that disagree, a column block that is out of range or listed twice, more than
-    /// 2^32 - 1 page ids, and of a config what [the module](super::block_sparse) says.
+    /// 2^32 - 1 page ids, and of a config what [the module](crate::block_sparse) says.
     pub fn bsr(config: AttentionConfig, bsr: &Bsr<'_>) -> Result<BlockSparse, Error> {
         check(&config)?;
         let Bsr { query_tokens, kv_tokens, row_block_tokens, column_block_tokens, mask, .. } = *bsr;

@@ -287,5 +287,5 @@ fn attentions_that_read_positions_are_refused() {
         assert_eq!(BlockSparse::variable(config, &variable(Layout::Nhd)).unwrap_err().to_string(), message);
     }
     let error = BlockSparse::variable(config().with_sinks(), &variable(Layout::Nhd)).unwrap_err().to_string();
-    assert_eq!(error, "sinks is set; the heads of variable blocks are requests, which share their sinks");
+    assert_eq!(error, "sinks is set; the KV heads of variable blocks are requests, which share their sinks");
 }

@@ -11,10 +11,11 @@ use crate::Error;
 use crate::config::AttentionConfig;
 use crate::tensor::Layout;
 
-/// Of each KV head, its row blocks follow each other along the queries, its column blocks along the keys; sizes may be 0.
+/// Of each KV head, row blocks follow each other along the queries, column blocks along the keys; sizes may be 0.
 ///
 /// Queries and outputs are head-major, `[kv_heads, query_tokens, query heads of a KV head, head_dim]`: as
-/// [`Rows`](crate::Rows), `kv_heads * query_tokens` tokens of [`AttentionConfig::group`] heads. So is an LSE.
+/// [`Rows`](crate::Rows), `kv_heads * query_tokens` tokens of [`AttentionConfig::group`] heads. So is an LSE. With one
+/// query head a KV head that is the usual `[heads, tokens, head_dim]`.
 #[derive(Clone, Copy, Debug)]
 pub struct VariableBlocks<'a> {
     /// Queries of the sequence.
@@ -38,11 +39,11 @@ impl BlockSparse {
     ///
     /// # Errors
     /// Refuses arrays that disagree, sizes that do not add up to the tokens, more than 2^32 - 1 page ids or query tokens,
-    /// and of a config what [the module](super::block_sparse) says and sinks, which the operator would have one a head of.
+    /// of a config what [the module](crate::block_sparse) says, and sinks, of which KV heads could not have their own.
     pub fn variable(config: AttentionConfig, blocks: &VariableBlocks<'_>) -> Result<BlockSparse, Error> {
         check(&config)?;
         if config.sinks {
-            let reason = "the heads of variable blocks are requests, which share their sinks";
+            let reason = "the KV heads of variable blocks are requests, which share their sinks";
             return Err(BlockSparseError::Unsupported { field: "sinks", reason }.into());
         }
         let VariableBlocks { query_tokens, kv_tokens, layout, block_map, .. } = *blocks;
