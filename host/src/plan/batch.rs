@@ -6,7 +6,7 @@
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::tile::ATTEND_TILE_ROWS;
 
-use super::cost::{Cost, PROMPT_ROWS};
+use super::cost::{Cost, MEMORY_BOUND_ROWS};
 use super::spread::PieceRule;
 use super::{Limits, PlanError, SplitMode, Target, Totals};
 use crate::config::AttentionConfig;
@@ -325,7 +325,7 @@ impl Batch {
         let rows = row_end - row_begin;
         let is_tall = self.tall_rows > 0 && rows > self.short_rows;
         let cost = Cost::new(is_tall, rows, self.half_rows);
-        let runs = match (self.alternates, is_tall && packed_rows > PROMPT_ROWS) {
+        let runs = match (self.alternates, is_tall && packed_rows > MEMORY_BOUND_ROWS) {
             (false, _) => [u32::from(!is_tall); 2],
             (true, true) => [0, 1],
             (true, false) => [1, 0],

@@ -7,10 +7,9 @@
 /// Cost of a tile of a short item.
 pub const TILE_COST: u64 = 2;
 
-/// Packed rows past which a request is a prompt: with up to 64, keys take longer to arrive than to compute. 64 requests of
-/// 4096 keys and 32 rows took an H200 266 us by the attend kernel and 260 by the prefill kernel; 4 of 8192 keys and 2048
-/// rows 694 and 453.
-pub(crate) const PROMPT_ROWS: u32 = 64;
+/// Packed rows of a request, those of one consumer of the prefill kernel, up to which its keys take longer to arrive there
+/// than to compute.
+pub(super) const MEMORY_BOUND_ROWS: u32 = 64;
 
 /// What a unit's items cost, and how short its pieces may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -27,8 +27,6 @@ mod spread;
 use kernels_gpu::abi::plan::{PLAN_MAGIC, PlanHeader, WorkItem};
 use kernels_gpu::abi::tile::{ATTEND_TILE_ROWS, AttendTile, PREFILL_ROWS, PrefillTile, Teams};
 
-#[cfg(any(feature = "cpu", feature = "cuda"))]
-pub(crate) use cost::PROMPT_ROWS;
 pub use cost::{Cost, TILE_COST};
 pub use explain::{Balance, Explain};
 

@@ -100,6 +100,14 @@ impl Work {
         Work { request, row_begin, rows, kv_head: at.head, kv_end, query_position, ..Self::none() }
     }
 
+    /// Only how many rows it has.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub unsafe fn read_rows(p: &AttendParameters, at: Cursor) -> u32 {
+        // SAFETY: an item of the plan, by the kernel's contract.
+        unsafe { Self::words(p, at).cast::<u32>().add(3).load_constant() }
+    }
+
     #[inline(always)]
     pub fn words(p: &AttendParameters, at: Cursor) -> Global<[u32; 4]> {
         Global::new(p.items).add(at.item as u64 * (size_of::<WorkItem>() as u64 / 16))

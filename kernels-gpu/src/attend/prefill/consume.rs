@@ -145,7 +145,7 @@ pub(super) unsafe fn consume<
 #[inline(always)]
 unsafe fn has_rows(p: &AttendParameters, at: Cursor, group: u32) -> bool {
     // SAFETY: an item of the queue, by the kernel's contract.
-    group == 0 || ROWS * group < unsafe { Work::read(p, at).rows }
+    ROWS * group < unsafe { Work::read_rows(p, at) }
 }
 
 /// Lets the tiles of an item pass that has no rows for the warpgroup; returns the next turn.
@@ -213,6 +213,7 @@ struct Item<'a, V: Variant> {
     p: &'a AttendParameters,
     variant: V,
     at: Cursor,
+    lane: u32,
     /// The item's rows.
     item_rows: u32,
     /// The first key of the tile whose scores were computed last.
@@ -260,6 +261,7 @@ impl<'a, V: Variant> Item<'a, V> {
                 p,
                 variant,
                 at,
+                lane: thread % 32,
                 item_rows: work.rows,
                 token: work.kv_begin,
                 kv_end: work.kv_end,
@@ -308,7 +310,7 @@ impl<'a, V: Variant> Item<'a, V> {
     #[inline(always)]
     unsafe fn weigh<const COLUMNS: usize>(&mut self, scores: &mut [[f32; 4]; COLUMNS]) -> [f32; 2] {
         let Item { p, variant, at, item_rows, token: key, kv_end, .. } = *self;
-        let lane = anew(thread::thread_idx_x()) % 32;
+        let lane = if V::IS_LIGHT { self.lane } else { anew(thread::thread_idx_x()) % 32 };
         let tile_end = key + 8 * COLUMNS as u32;
         let may_hide = tile_end as i32 > self.first_limit || variant.may_hide(self.end_rows, [key, tile_end]);
         let keys = Keys { p, variant, at, lane, item_rows, key, kv_end, may_hide };
