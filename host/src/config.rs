@@ -80,6 +80,8 @@ pub struct AttentionConfig {
     pub sinks: bool,
     /// Weights are `sigmoid(logit + bias)`, and not a softmax.
     pub sigmoid_bias: Option<f32>,
+    /// Levels of prefixes that requests of a batch may share, 0 for none.
+    pub shared_prefix_levels: u32,
     /// Name of a user-defined variant, whose kernels do what the fields from `mask` on would.
     pub custom_variant: Option<&'static str>,
 }
@@ -117,6 +119,12 @@ pub enum ConfigError {
     /// Pages where there are none.
     #[error("page_size_tokens is {got}; ragged keys and values have no pages, so it must be 1")]
     RaggedPages {
+        /// The value found.
+        got: u32,
+    },
+    /// Prefixes of pages where there are none.
+    #[error("shared_prefix_levels is {got}; ragged keys and values have no pages to share, so it must be 0")]
+    RaggedPrefixes {
         /// The value found.
         got: u32,
     },
@@ -184,6 +192,8 @@ pub const MAX_SOFT_CAP: f32 = 1e9;
 pub const MAX_GROUP: u32 = 128;
 /// Largest page.
 pub const MAX_PAGE_SIZE_TOKENS: u32 = 1024;
+/// Levels of prefixes that a batch may share.
+pub const MAX_SHARED_PREFIX_LEVELS: u32 = 8;
 /// KV heads a work item can name.
 pub const MAX_KV_HEADS: u32 = 65_535;
 
@@ -207,6 +217,7 @@ impl AttentionConfig {
             alibi: false,
             sinks: false,
             sigmoid_bias: None,
+            shared_prefix_levels: 0,
             custom_variant: None,
         }
     }
@@ -231,6 +242,15 @@ impl AttentionConfig {
     /// The same with every key visible to every query token of its request.
     pub fn non_causal(self) -> AttentionConfig {
         AttentionConfig { causal: false, ..self }
+    }
+
+    /// The same with plans that may read the keys which requests have in common once for all of them: at most `levels`
+    /// prefixes of a request, one inside the other, say a system prompt and a document. It sizes the workspace; what is
+    /// shared, a table says by
+    /// [`PageTable::with_shared_prefixes`](crate::PageTable::with_shared_prefixes), and a plan takes it where it saves
+    /// time. Results are the same but for rounding.
+    pub fn with_shared_prefixes(self, levels: u32) -> AttentionConfig {
+        AttentionConfig { shared_prefix_levels: levels, ..self }
     }
 
     /// Query heads that share a KV head.
@@ -270,6 +290,9 @@ impl AttentionConfig {
         if self.ragged && self.page_size_tokens != 1 {
             return Err(ConfigError::RaggedPages { got: self.page_size_tokens });
         }
+        if self.ragged && self.shared_prefix_levels != 0 {
+            return Err(ConfigError::RaggedPrefixes { got: self.shared_prefix_levels });
+        }
         if !self.query_heads.is_multiple_of(self.kv_heads) {
             return Err(ConfigError::HeadsNotDivisible { query_heads: self.query_heads, kv_heads: self.kv_heads });
         }
@@ -277,6 +300,7 @@ impl AttentionConfig {
             ("kv_heads", self.kv_heads, MAX_KV_HEADS),
             ("query_heads / kv_heads", self.group(), MAX_GROUP),
             ("page_size_tokens", self.page_size_tokens, MAX_PAGE_SIZE_TOKENS),
+            ("shared_prefix_levels", self.shared_prefix_levels, MAX_SHARED_PREFIX_LEVELS),
         ] {
             if got > supported {
                 return Err(ConfigError::TooLarge { field, got: got as u64, supported: supported as u64 });
@@ -373,6 +397,11 @@ mod tests {
             (
                 AttentionConfig::new(8, 8, 128, 16).with_softmax_scale(f32::NAN),
                 "softmax_scale is NaN; it must be finite",
+            ),
+            (plain.with_shared_prefixes(9), "shared_prefix_levels is 9; supported is at most 8"),
+            (
+                AttentionConfig::ragged(8, 8, 128).with_shared_prefixes(1),
+                "shared_prefix_levels is 1; ragged keys and values have no pages to share, so it must be 0",
             ),
             (plain.with_soft_cap(0.0), "soft_cap is 0; supported is from 1e-6 to 1e9"),
             (plain.with_soft_cap(-30.0), "soft_cap is -30; supported is from 1e-6 to 1e9"),

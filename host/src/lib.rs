@@ -62,7 +62,7 @@ pub use error::Error;
 pub use inputs::{MaskMemory, Values, VariantInputs};
 pub use multi_item::{MultiItem, MultiItemError};
 pub use page_table::{Indices, PageTable, PageTableError, QueryLengths};
-pub use plan::{Balance, Explain, Limits, Plan, PlanError, Planner, SplitMode, Target};
+pub use plan::{Balance, Explain, Limits, NotShared, Plan, PlanError, Planner, Sharing, SplitMode, Target};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use rope::{Rope, RopeAppend, RopeConfig, RopeError, RopePositions, RopeRun, RopeScaling, Rotate};
 #[cfg(any(feature = "cpu", feature = "cuda"))]

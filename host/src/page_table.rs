@@ -160,6 +160,22 @@ pub enum PageTableError {
     /// A check of page ids where there are none.
     #[error("a ragged table has no page ids to check")]
     NoPageIds,
+    /// Prefixes of pages where there are none.
+    #[error("a ragged table has no pages to share")]
+    RaggedPrefixes,
+    /// More keys in common than there are.
+    #[error(
+        "shared_tokens[{request}] is {got}; requests {before} and {request} have {supported} keys to share at most",
+        before = request - 1
+    )]
+    SharedTooLong {
+        /// The request.
+        request: usize,
+        /// The value found.
+        got: u32,
+        /// The keys of the shorter of the two requests.
+        supported: u32,
+    },
     /// A last page that is empty, overfull, or not there.
     #[error(
         "last_page_len of request {request} is {got} with {pages} pages; it must be 1 to {page_size_tokens} with \
@@ -233,6 +249,8 @@ pub struct PageTable<'a> {
     page_size_tokens: u32,
     kv_lens: Cow<'a, [u32]>,
     pages: Pages<'a>,
+    /// Leading keys in common with the request before; empty where nothing is said.
+    shared_tokens: &'a [u32],
 }
 
 impl<'a> PageTable<'a> {
@@ -253,7 +271,12 @@ impl<'a> PageTable<'a> {
         for (request, (&kv_len, range)) in kv_lens.iter().zip(indptr.windows(2)).enumerate() {
             check_pages(page_size_tokens, request, kv_len, range[1] - range[0])?;
         }
-        Ok(PageTable { page_size_tokens, kv_lens: Cow::Borrowed(kv_lens), pages: Pages::Csr(indptr) })
+        Ok(PageTable {
+            page_size_tokens,
+            kv_lens: Cow::Borrowed(kv_lens),
+            pages: Pages::Csr(indptr),
+            shared_tokens: &[],
+        })
     }
 
     /// A padded block table, `[requests, pages_per_row]`: `pages_per_row` is the distance from a row to the next
@@ -274,7 +297,12 @@ impl<'a> PageTable<'a> {
         for (request, &kv_len) in kv_lens.iter().enumerate() {
             check_pages(page_size_tokens, request, kv_len, pages_per_row)?;
         }
-        Ok(PageTable { page_size_tokens, kv_lens: Cow::Borrowed(kv_lens), pages: Pages::Rows(pages_per_row) })
+        Ok(PageTable {
+            page_size_tokens,
+            kv_lens: Cow::Borrowed(kv_lens),
+            pages: Pages::Rows(pages_per_row),
+            shared_tokens: &[],
+        })
     }
 
     /// A CSR table from the tokens in each request's last page. Here every page listed holds tokens.
@@ -302,7 +330,7 @@ impl<'a> PageTable<'a> {
             }
             kv_lens.push(kv_len as u32);
         }
-        Ok(PageTable { page_size_tokens, kv_lens: Cow::Owned(kv_lens), pages: Pages::Csr(indptr) })
+        Ok(PageTable { page_size_tokens, kv_lens: Cow::Owned(kv_lens), pages: Pages::Csr(indptr), shared_tokens: &[] })
     }
 
     /// Keys and values without pages, `[rows, kv_heads, head_dim]`: the tokens of request `r` are rows
@@ -350,7 +378,7 @@ impl<'a> PageTable<'a> {
                 return Err(PageTableError::TooFewRows { request, kv_len, rows });
             }
         }
-        Ok(PageTable { page_size_tokens: 1, kv_lens, pages: Pages::Ragged(indptr) })
+        Ok(PageTable { page_size_tokens: 1, kv_lens, pages: Pages::Ragged(indptr), shared_tokens: &[] })
     }
 
     /// Pages that `kv_len` tokens fill, and how many of the tokens lie in the last one. A full last page counts
@@ -358,6 +386,73 @@ impl<'a> PageTable<'a> {
     pub const fn pages_and_last_len(page_size_tokens: u32, kv_len: u32) -> (u32, u32) {
         let pages = kv_len.div_ceil(page_size_tokens);
         (pages, if pages == 0 { 0 } else { kv_len - (pages - 1) * page_size_tokens })
+    }
+
+    /// The same with prefixes in common: the first `shared_tokens[r]` keys of request `r` lie in the same pages as those
+    /// of request `r - 1`; of the first request it is 0. So it says a tree of prefixes, whose requests stand side by
+    /// side. Plans of an attention made
+    /// [with levels](crate::AttentionConfig::with_shared_prefixes) then read such keys once for several requests, where
+    /// that saves time; results stay the same but for rounding, and [`Plan::sharing`](crate::Plan::sharing) says what
+    /// became of it.
+    ///
+    /// ```
+    /// // Two requests with a prompt of 64 tokens in pages 7, 3, 8, 2, and a page of their own each.
+    /// let page_ids = [7u32, 3, 8, 2, 5, 7, 3, 8, 2, 0];
+    /// let table = oxattn::PageTable::csr(16, &[0u32, 5, 10], &[70u32, 66])?;
+    /// let shared_tokens = table.shared_tokens_of_pages(&page_ids)?;
+    /// assert_eq!(shared_tokens, [0, 64]);
+    /// let table = table.with_shared_prefixes(&shared_tokens)?;
+    /// # Ok::<(), oxattn::PageTableError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Refuses a ragged table, an array that is not one entry a request, a first entry other than 0, and entries past
+    /// the keys of either request.
+    pub fn with_shared_prefixes(self, shared_tokens: impl Into<Indices<'a>>) -> Result<PageTable<'a>, PageTableError> {
+        const FIELD: &str = "shared_tokens";
+        if self.is_ragged() {
+            return Err(PageTableError::RaggedPrefixes);
+        }
+        let shared_tokens = shared_tokens.into().non_negative(FIELD)?;
+        if shared_tokens.len() != self.requests() {
+            let (got, expected) = (shared_tokens.len(), self.requests());
+            return Err(PageTableError::Length { field: FIELD, got, expected });
+        }
+        if let Some(&got @ 1..) = shared_tokens.first() {
+            return Err(PageTableError::FirstNotZero { field: FIELD, got });
+        }
+        for (before, (&got, kv_lens)) in
+            shared_tokens[1.min(shared_tokens.len())..].iter().zip(self.kv_lens.windows(2)).enumerate()
+        {
+            let supported = kv_lens[0].min(kv_lens[1]);
+            if got > supported {
+                return Err(PageTableError::SharedTooLong { request: before + 1, got, supported });
+            }
+        }
+        Ok(PageTable { shared_tokens, ..self })
+    }
+
+    /// What [`with_shared_prefixes`](Self::with_shared_prefixes) takes, from a host copy of the page ids: the keys in the
+    /// leading pages that a request has in common with the one before it.
+    ///
+    /// # Errors
+    /// Refuses an array that is too short, and a ragged table, which has no page ids.
+    pub fn shared_tokens_of_pages<'b>(&self, page_indices: impl Into<Indices<'b>>) -> Result<Vec<u32>, PageTableError> {
+        let page_indices = page_indices.into();
+        self.check_page_ids(&page_indices)?;
+        let in_common = |request: usize| {
+            let supported = self.kv_lens[request - 1].min(self.kv_lens[request]);
+            let [before, own] = [request - 1, request].map(|request| self.page_begin(request) as usize);
+            let pages = supported.div_ceil(self.page_size_tokens) as usize;
+            let equal = (0..pages).take_while(|page| page_indices.get(before + page) == page_indices.get(own + page));
+            (equal.count() as u64 * self.page_size_tokens as u64).min(supported as u64) as u32
+        };
+        Ok((0..self.requests()).map(|request| if request == 0 { 0 } else { in_common(request) }).collect())
+    }
+
+    /// Leading keys that each request has in common with the one before it; empty where the table does not say.
+    pub fn shared_tokens(&self) -> &[u32] {
+        self.shared_tokens
     }
 
     /// Requests in the batch.
@@ -409,6 +504,17 @@ impl<'a> PageTable<'a> {
         self.pages
     }
 
+    fn check_page_ids(&self, page_indices: &Indices<'_>) -> Result<(), PageTableError> {
+        if self.is_ragged() {
+            return Err(PageTableError::NoPageIds);
+        }
+        if page_indices.len() < self.page_index_len() {
+            let (got, expected) = (page_indices.len(), self.page_index_len());
+            return Err(PageTableError::Length { field: "page_indices", got, expected });
+        }
+        Ok(())
+    }
+
     /// Checks a host copy of the page ids against the pool. Entries past a request's tokens may hold anything.
     ///
     /// # Errors
@@ -419,14 +525,8 @@ impl<'a> PageTable<'a> {
         page_indices: impl Into<Indices<'b>>,
         pool_pages: u32,
     ) -> Result<(), PageTableError> {
-        if self.is_ragged() {
-            return Err(PageTableError::NoPageIds);
-        }
         let page_indices = page_indices.into();
-        if page_indices.len() < self.page_index_len() {
-            let (got, expected) = (page_indices.len(), self.page_index_len());
-            return Err(PageTableError::Length { field: "page_indices", got, expected });
-        }
+        self.check_page_ids(&page_indices)?;
         for (request, &kv_len) in self.kv_lens.iter().enumerate() {
             let begin = self.page_begin(request) as usize;
             for position in 0..kv_len.div_ceil(self.page_size_tokens) {

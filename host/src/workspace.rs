@@ -38,6 +38,8 @@ pub struct WorkspaceLayout {
     pub max_groups: u32,
     /// Partial states a plan may have.
     pub max_partial_rows: u32,
+    /// Rows of shared items a plan may have; 0 where plans never share.
+    pub max_shared_rows: u32,
 }
 
 /// A workspace that cannot hold what the planner's limits allow.

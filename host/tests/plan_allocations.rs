@@ -37,9 +37,13 @@ fn planning_never_allocates() {
     let prompt = [0u32, 600];
     let modes =
         [SplitMode::Balanced, SplitMode::BatchInvariant, SplitMode::FixedSplit { tokens: 256 }, SplitMode::Unsplit];
+    let shared_lens = [4000u32; 64];
+    let shared_tokens: Vec<u32> = (0..64)
+        .map(|request| [3000, 1000, 0][usize::from(request % 8 == 0) + usize::from(request % 32 == 0)])
+        .collect();
     for mode in modes {
-        let mut planner =
-            Planner::new(AttentionConfig::new(32, 8, 128, 16), Target::new(264, 64), mode, limits).unwrap();
+        let config = AttentionConfig::new(32, 8, 128, 16).with_shared_prefixes(2);
+        let mut planner = Planner::new(config, Target::new(264, 64).with_tall_rows(128), mode, limits).unwrap();
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         for _ in 0..3 {
             let many = PageTable::block_table(16, 400, &kv_lens).unwrap();
@@ -47,8 +51,13 @@ fn planning_never_allocates() {
             let one = PageTable::block_table(16, 2500, &long).unwrap();
             planner.plan(&one, QueryLengths::indptr(&prompt).unwrap()).unwrap();
             planner.plan(&one, QueryLengths::uniform(1)).unwrap();
+            let shared = PageTable::block_table(16, 400, &shared_lens).unwrap();
+            planner.plan(&shared.with_shared_prefixes(&shared_tokens).unwrap(), QueryLengths::uniform(1)).unwrap();
         }
         assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), before, "{mode:?}");
-        assert_eq!(planner.latest().unwrap().epoch(), 9);
+        let plan = planner.latest().unwrap();
+        assert_eq!(plan.epoch(), 12);
+        let may_share = matches!(mode, SplitMode::Balanced | SplitMode::Unsplit);
+        assert_eq!(plan.sharing().shared_requests, if may_share { 64 } else { 0 });
     }
 }

@@ -31,6 +31,9 @@ pub struct Case {
     pub query_row_elements: Option<usize>,
     /// What each request's numbers depend on, besides heads, dims and positions.
     pub seeds: Vec<u64>,
+    /// Leading keys that each request has in common with the one before it: in the same pages as far as these hold nothing
+    /// else, else in copies. Empty where the table says nothing.
+    pub shared_tokens: Vec<u32>,
     /// What the config's variants read.
     pub modifiers: Modifiers,
 }
@@ -100,6 +103,7 @@ impl Case {
             pages: Pages::Scattered,
             query_row_elements: None,
             seeds: (0..kv_lens.len() as u64).collect(),
+            shared_tokens: Vec::new(),
             modifiers: Modifiers::default(),
         }
     }

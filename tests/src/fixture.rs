@@ -128,9 +128,10 @@ impl Fixture {
         let mut queries = Vec::with_capacity(tokens * query_heads * head_dim);
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for (request, (&query_len, &kv_len)) in case.query_lens.iter().zip(&case.kv_lens).enumerate() {
-            let seed = if case.pages == Pages::Shared { 0 } else { case.seeds[request] };
             let rows = |role: u64, positions: std::ops::Range<i64>, heads: usize, fixed: Option<f32>| -> Vec<u16> {
                 let row = |position: i64| {
+                    let owner = if role == 0 { request } else { owner(case, request, position as u32) };
+                    let seed = if case.pages == Pages::Shared { 0 } else { case.seeds[owner] };
                     let mut random = Random::keyed(&[seed, role, position as u64]);
                     (0..heads * head_dim).map(move |_| bits(dtype, fixed.unwrap_or_else(|| random.normal())))
                 };
@@ -667,6 +668,22 @@ fn ragged_rows(case: &Case) -> (Vec<u32>, Vec<u32>, usize) {
     (row_begin, Vec::new(), rows as usize + 3)
 }
 
+/// The first of the requests whose key at `position` is that of `request`.
+fn owner(case: &Case, request: usize, position: u32) -> usize {
+    let shares = |&request: &usize| case.shared_tokens.get(request).is_some_and(|&tokens| position < tokens);
+    request - (0..=request).rev().take_while(shares).count()
+}
+
+/// Leading pages that a request has in common with the one before it: those that hold nothing else of either.
+fn shared_pages(case: &Case, request: usize) -> u32 {
+    let page_size = case.config.page_size_tokens;
+    match case.shared_tokens.get(request) {
+        None | Some(0) => 0,
+        Some(&tokens) if tokens == case.kv_lens[request - 1].min(case.kv_lens[request]) => tokens.div_ceil(page_size),
+        Some(&tokens) => tokens / page_size,
+    }
+}
+
 /// `page_begin`, page ids, and the pages of the pool: a third more than are owned, in any order.
 fn page_table(case: &Case) -> (Vec<u32>, Vec<u32>, usize) {
     if case.config.ragged {
@@ -677,17 +694,24 @@ fn page_table(case: &Case) -> (Vec<u32>, Vec<u32>, usize) {
     let counts: Vec<u32> = case.kv_lens.iter().map(|kv_len| kv_len.div_ceil(page_size) + spare).collect();
     let owned = match case.pages {
         Pages::Shared => counts.iter().copied().max().unwrap_or(0),
-        _ => counts.iter().sum(),
+        _ => counts.iter().enumerate().map(|(request, &count)| count - shared_pages(case, request)).sum(),
     };
     let pages = owned + owned / 3 + 1;
     let mut free: Vec<u32> = (0..pages).collect();
     Random::new(3).shuffle(&mut free);
     let mut page_begin = vec![0];
     let mut page_indices = Vec::new();
-    for &count in &counts {
+    for (request, &count) in counts.iter().enumerate() {
+        let shared = shared_pages(case, request);
         match case.pages {
             Pages::Shared => page_indices.extend_from_slice(&free[..count as usize]),
-            _ => page_indices.extend(free.drain(..count as usize)),
+            _ => {
+                if shared > 0 {
+                    let before = page_begin[request - 1] as usize;
+                    page_indices.extend_from_within(before..before + shared as usize);
+                }
+                page_indices.extend(free.drain(..(count - shared) as usize));
+            }
         }
         page_begin.push(page_indices.len() as u32);
     }

@@ -22,6 +22,7 @@ pub mod new_tokens;
 pub mod number;
 pub mod periodic;
 pub mod plans;
+pub mod prefixes;
 pub mod prompts;
 pub mod public_api;
 pub mod random;

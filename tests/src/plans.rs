@@ -85,6 +85,13 @@ impl PlanImage {
         *bytemuck::from_bytes(&self.image.as_slice::<u8>()[..size_of::<PlanHeader>()])
     }
 
+    /// The work items.
+    pub fn items(&self) -> &[WorkItem] {
+        let header = self.header();
+        let bytes = &self.image.as_slice::<u8>()[header.items_offset_bytes as usize..];
+        bytemuck::cast_slice(&bytes[..header.items as usize * size_of::<WorkItem>()])
+    }
+
     /// The counts of arrived pieces, zero between launches.
     pub fn arrivals(&self) -> &[u32] {
         let header = self.header();
@@ -113,6 +120,10 @@ impl PlanImage {
 /// The table of `case`, whose page ids, or rows, start at `page_begin`.
 pub fn table_of<'a>(case: &'a Case, page_begin: &'a [u32]) -> Result<PageTable<'a>, PageTableError> {
     match (case.config.ragged, case.pages) {
+        (false, _) if !case.shared_tokens.is_empty() => {
+            let table = PageTable::csr(case.config.page_size_tokens, page_begin, &case.kv_lens)?;
+            table.with_shared_prefixes(&case.shared_tokens)
+        }
         (false, _) => PageTable::csr(case.config.page_size_tokens, page_begin, &case.kv_lens),
         (true, Pages::Adjacent) => PageTable::ragged(page_begin),
         (true, _) => PageTable::ragged_with_lens(page_begin, &case.kv_lens),

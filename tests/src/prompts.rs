@@ -3,6 +3,7 @@
 
 use crate::cases::{Case, Pages, Unused, cases, split_cases};
 use crate::layout::LAYOUTS;
+use crate::prefixes::prefix_cases;
 use kernels_gpu::abi::plan::RAGGED_PAGE_TOKENS;
 use kernels_gpu::abi::tile::{PREFILL_ROWS, PrefillTile};
 use oxattn::MaskForm;
@@ -57,6 +58,13 @@ pub fn prefill_cases() -> Vec<Case> {
     rows_without_keys(&mut table);
     pieces(&mut table);
     debug_assert!(table.iter().all(Case::suits_prefill));
+    table
+}
+
+/// The table of shared prefixes, as far as there are kernels for it.
+pub fn prefill_prefix_cases() -> Vec<Case> {
+    let mut table = prefix_cases();
+    table.retain(Case::suits_prefill);
     table
 }
 

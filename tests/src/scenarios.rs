@@ -14,6 +14,7 @@ use crate::layout::{LAYOUTS, Layout};
 use crate::multi_item;
 use crate::new_tokens::append_cases;
 use crate::plans::limits_for;
+use crate::prefixes::prefix_cases;
 use crate::public_api::{Public, Setup, check_append, plan, report, run_alone, workspace};
 use crate::rope::rope_cases;
 use crate::rope_append::rope_append_cases;
@@ -38,6 +39,7 @@ macro_rules! device_tests {
             every_case_is_the_oracle_s_answer_batch_invariant,
             every_case_is_the_oracle_s_answer_in_fixed_splits,
             every_case_is_the_oracle_s_answer_unsplit,
+            shared_prefixes_change_no_answer,
             every_block_sparse_pattern_is_the_oracle_s,
             an_item_is_scored_as_in_a_prompt_of_its_own,
             every_merge_is_the_oracle_s,
@@ -142,6 +144,21 @@ pub fn every_case_is_the_oracle_s_answer_in_fixed_splits(device: &Device) {
 
 pub fn every_case_is_the_oracle_s_answer_unsplit(device: &Device) {
     every_case(device, SplitMode::Unsplit);
+}
+
+/// Keys that requests have in common, read once for several of them where that pays.
+pub fn shared_prefixes_change_no_answer(device: &Device) {
+    let (mut shared, cases) = (0, prefix_cases());
+    for (index, case) in cases.iter().enumerate() {
+        let mode = if index % 4 == 3 { SplitMode::Unsplit } else { SplitMode::Balanced };
+        let fixture = Fixture::new(case);
+        let tensors = fixture.tensors(device, [Lse::Two, Lse::E, Lse::None][index % 3], tokens(case));
+        let mut setup = Setup::new(device, &[case], mode);
+        check(&fixture, &setup.outputs(&fixture, &tensors, Stream::default()), &format!("{mode:?}"));
+        let plan = setup.attention.latest_plan().unwrap();
+        shared += usize::from(plan.sharing().shared_requests > 0);
+    }
+    assert!(shared >= 30, "{shared} of {} plans share something", cases.len());
 }
 
 pub fn every_block_sparse_pattern_is_the_oracle_s(device: &Device) {

@@ -25,6 +25,7 @@ fn batches(requests: usize, query_lens: u32, kv_lens: u32, head_dims: &[u32]) ->
             name: "random".into(),
             config: config.with_dtype(if f16 { DType::F16 } else { DType::Bf16 }),
             seeds: (0..kv_lens.len() as u64).collect(),
+            shared_tokens: Vec::new(),
             query_lens,
             kv_lens,
             layout: LAYOUTS[layout],

@@ -10,10 +10,10 @@ use oxattn_tests::device_tests;
 use oxattn_tests::fixture::{Fixture, Lse, Outputs, Tensors};
 use oxattn_tests::grid::{batch_append, batch_decode, batch_invariant, graph_decode, mixed, tensor_core_decode};
 use oxattn_tests::lab::{check_graphs, check_invariant, check_points};
-use oxattn_tests::layout::LAYOUTS;
+use oxattn_tests::layout::{LAYOUTS, Layout};
 use oxattn_tests::merge_grid::{check_many_states, pairs};
 use oxattn_tests::plans::limits_for;
-use oxattn_tests::prompts::prefill_cases;
+use oxattn_tests::prompts::{prefill_cases, prefill_prefix_cases};
 use oxattn_tests::public_api::{Public, Setup, report};
 use oxattn_tests::scenarios::{new_stream, refused, short_and_long};
 use std::io::Write;
@@ -82,15 +82,35 @@ fn e1_a_graph_follows_the_plan_of_ragged_keys() {
     follow_plans(&device, short_and_long().map(|case| Case { pages: Pages::Adjacent, ..case.ragged() }));
 }
 
+/// A plan that shares prefixes and one that does not, of the same lengths.
+#[test]
+fn e1_a_graph_follows_the_plan_of_shared_prefixes() {
+    let Some(device) = gpu() else { return };
+    let cases = [700, 0].map(|prefix| {
+        let mut case = Case {
+            name: format!("E1: {prefix} keys in common"),
+            query_lens: vec![1; 24],
+            kv_lens: (0..24).map(|request| 710 + request).collect(),
+            seeds: (0..24).collect(),
+            shared_tokens: (0..24).map(|request| if request == 0 { 0 } else { prefix }).collect(),
+            ..paged(16, Layout::Together)
+        };
+        case.config = case.config.with_shared_prefixes(1);
+        case
+    });
+    follow_plans(&device, cases);
+}
+
 /// A short batch and a long one, in turn.
 fn follow_plans(device: &Device, cases: [Case; 2]) {
+    let tokens = cases.iter().map(|case| *case.query_begin().last().unwrap() as usize).max().unwrap();
     let fixtures = cases.map(|case| Fixture::new(&case));
     let cases = [&fixtures[0].case, &fixtures[1].case];
     for mode in [SplitMode::Balanced, SplitMode::BatchInvariant] {
         let mut setup = Setup::for_graphs(device, &cases, mode);
         let stream = new_stream(device);
         // The long batch's memory holds the short one's too.
-        let layers = [(); 2].map(|()| fixtures[1].tensors(device, Lse::Two, 3));
+        let layers = [(); 2].map(|()| fixtures[1].tensors(device, Lse::Two, tokens));
         let planned = setup.plan(&fixtures[0], stream).unwrap();
         stream.begin_capture().unwrap();
         let captured: Vec<_> = layers.iter().map(|layer| setup.run(&planned, &layer.run, stream)).collect();
@@ -125,9 +145,10 @@ fn has_prefill(device: &Device) -> bool {
 
 type Build = fn(&Device, AttentionConfig, SplitMode, Limits) -> Result<Attention, oxattn::Error>;
 
-/// Plans and runs every case of the prefill table by the prefill kernels, as `run` does; `graphs` are for the limits'
+/// Plans and runs every case of a table by the prefill kernels, as `run` does; `graphs` are for the limits'
 /// tokens.
 fn check_prefill(
+    cases: Vec<Case>,
     mode: SplitMode,
     (build, graphs): (Build, bool),
     run: impl Fn(&mut Setup, &Fixture, &Tensors, Stream) -> Outputs,
@@ -139,7 +160,7 @@ fn check_prefill(
     let stream = new_stream(&device);
     // A graph reads a mask of the limits' bytes, and these cases have one of their own.
     let fits = |case: &&Case| case.pages != Pages::HighIds && !(graphs && case.config.mask.is_some());
-    for (index, case) in prefill_cases().iter().filter(fits).enumerate() {
+    for (index, case) in cases.iter().filter(fits).enumerate() {
         let fixture = Fixture::new(case);
         let mut limits = limits_for(&[case]);
         if case.config.ragged {
@@ -189,23 +210,30 @@ fn replay_prefill(setup: &mut Setup, fixture: &Fixture, tensors: &Tensors, strea
 }
 
 #[test]
+fn shared_prefixes_change_no_answer_of_a_prefill() {
+    for mode in [SplitMode::Balanced, SplitMode::Unsplit] {
+        check_prefill(prefill_prefix_cases(), mode, (Attention::new, false), run_prefill);
+    }
+}
+
+#[test]
 fn every_prefill_is_the_oracle_s_answer_balanced() {
-    check_prefill(SplitMode::Balanced, (Attention::new, false), run_prefill);
+    check_prefill(prefill_cases(), SplitMode::Balanced, (Attention::new, false), run_prefill);
 }
 
 #[test]
 fn every_prefill_is_the_oracle_s_answer_unsplit() {
-    check_prefill(SplitMode::Unsplit, (Attention::new, false), run_prefill);
+    check_prefill(prefill_cases(), SplitMode::Unsplit, (Attention::new, false), run_prefill);
 }
 
 #[test]
 fn every_prefill_is_the_oracle_s_answer_in_a_graph() {
-    check_prefill(SplitMode::Balanced, (Attention::for_graphs, true), replay_prefill);
+    check_prefill(prefill_cases(), SplitMode::Balanced, (Attention::for_graphs, true), replay_prefill);
 }
 
 #[test]
 fn every_unsplit_prefill_is_the_oracle_s_answer_in_a_graph() {
-    check_prefill(SplitMode::Unsplit, (Attention::for_graphs, true), replay_prefill);
+    check_prefill(prefill_cases(), SplitMode::Unsplit, (Attention::for_graphs, true), replay_prefill);
 }
 
 /// A check that was captured once checks every later plan.

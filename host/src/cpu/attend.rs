@@ -1,8 +1,8 @@
 //! Attention of a plan's work items.
 //!
 //! In: items of the plan image, queries, and the paged cache. Out: rows of `out` and `lse`. The pieces of a split
-//! item first leave partial states, `sum(p v) / sum(p)` and `max + log2(sum(p))`, or (0, -inf) for none, which a
-//! second pass folds in the order of the pieces.
+//! item, and shared items, first leave partial states, `sum(p v) / sum(p)` and `max + log2(sum(p))`, or (0, -inf) for
+//! none, which a second pass folds in the order of the pieces.
 //!
 //! Each item takes its keys in blocks of [`BLOCK_KEYS`]: the block's keys and values become f32 once and serve all
 //! rows of the tile, by the online softmax in base 2 (Milakov and Gimelshein 2018; Dao et al. 2022, algorithm 1). What
@@ -12,7 +12,7 @@ use super::memory::{cache_address, load_row, prefetch, read, row_address, store_
 use super::merge::{State, fold};
 use crate::config::DType;
 use kernels_gpu::abi::parameters::{AttendParameters, CacheView};
-use kernels_gpu::abi::plan::{MaskRequest, PlanHeader, WorkItem};
+use kernels_gpu::abi::plan::{MaskRequest, PlanHeader, SharedRow, WorkItem};
 use kernels_gpu::variant::ModifiedParameters;
 use rayon::prelude::*;
 use std::cell::RefCell;
@@ -55,7 +55,8 @@ pub unsafe fn attend(
     if header.partial_rows != 0 {
         jobs.into_par_iter().for_each(|job| {
             let (item, kv_head) = item_and_head(job);
-            if item.pieces > 1 && item.piece == 0 {
+            // A row tile's own keys come last, and there is at least one.
+            if item.pieces > 1 && item.piece + 1 == item.pieces && !item.is_shared() {
                 // SAFETY: the caller's; the states were written above, and jobs write different rows.
                 unsafe { launch.fold(&item, kv_head) }
             }
@@ -76,6 +77,21 @@ fn states_of(item: &WorkItem, kv_head: u32, row: usize) -> usize {
 }
 
 impl Launch<'_> {
+    /// The partial state that a piece leaves of a row.
+    ///
+    /// # Safety
+    /// As [`attend`]'s.
+    unsafe fn state_of(&self, item: &WorkItem, kv_head: u32, row: usize) -> usize {
+        let first = if item.is_shared() {
+            // SAFETY: the caller's.
+            let row: SharedRow = unsafe { read(self.parameters.items, item.partial_begin as usize + row) };
+            row.state as usize + kv_head as usize * row.head_states as usize
+        } else {
+            states_of(item, kv_head, row)
+        };
+        first + item.piece as usize
+    }
+
     /// Turns the scaled scores of a row and the keys from `begin` on into logits, -inf for those the mask hides.
     ///
     /// # Safety
@@ -336,7 +352,7 @@ impl Scratch {
                 if item.pieces == 1 {
                     launch.write_row(row.token, row.head, out, lse_log2);
                 } else {
-                    let state = states_of(item, kv_head, index) + item.piece as usize;
+                    let state = launch.state_of(item, kv_head, index);
                     store_row(parameters.partial_out + 4 * (state * head_dim) as u64, DType::F32, out);
                     write(parameters.partial_lse, state, lse_log2);
                 }

@@ -1,12 +1,15 @@
 //! The batch as the planner sees it: one record a request, longest first, and the units each one has.
 //!
 //! In: page table and query lengths. Out: requests that have query tokens, by falling length of their pieces, and
-//! for each its row tiles with the keys their rows may see. All KV heads of a row tile are alike, and go with it.
+//! for each its row tiles with the keys their rows may see. All KV heads of a row tile are alike, and go with it. Groups of
+//! requests that share their first keys ([`super::shared`]) are requests here too, with those keys; their members begin
+//! after them.
 
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::tile::ATTEND_TILE_ROWS;
 
 use super::cost::{Cost, MEMORY_BOUND_ROWS};
+use super::shared::{NotShared, Packing, Shared, Sharing};
 use super::spread::PieceRule;
 use super::{Limits, PlanError, SplitMode, Target, Totals};
 use crate::config::AttentionConfig;
@@ -34,6 +37,18 @@ pub(super) struct Request {
     pub tiles: u32,
     /// Tiles of a piece of its units, by rule.
     pub piece_tiles: u32,
+    /// The tile where its own keys begin.
+    pub first_tile: u32,
+    /// One more than the number of the group that it is; 0 for a request of the batch.
+    group: u32,
+}
+
+impl Request {
+    /// Which group of requests this is.
+    #[inline(always)]
+    pub fn unit(&self) -> Option<usize> {
+        (self.group > 0).then(|| self.group as usize - 1)
+    }
 }
 
 /// Some packed rows of a request, for every KV head: up to 16, or many more where it is tall.
@@ -96,18 +111,33 @@ pub(super) struct Batch {
     requests: Vec<Request>,
     occupied: usize,
     totals: Totals,
+    packing: Packing,
+    /// Whether groups are dealt after requests, to be cut where these leave room: the members' own items then are in many
+    /// queues, and with them the folds, which the last one of an item's rows has to do.
+    groups_last: bool,
+    pub shared: Shared,
+    /// Why plans never share, if so.
+    never_shared: Option<NotShared>,
+    pub sharing: Sharing,
 }
 
 impl Batch {
-    /// Room for `max_requests` requests that have query tokens.
-    pub fn new(config: &AttentionConfig, target: Target, mode: SplitMode, max_requests: u32) -> Batch {
+    /// Room for all batches within the limits.
+    pub fn new(config: &AttentionConfig, target: Target, mode: SplitMode, limits: &Limits) -> Batch {
         // Tall and short items add up in different orders, so where no chunking may show, all are of one kind.
         let is_one_kind = target.tall_rows > 0 && (target.all_tall || matches!(mode, SplitMode::FixedSplit { .. }));
         let nonzero = |n: u32| Divisor::new(n).expect("checked: 1 to 2^31");
+        // A request without query tokens takes no room.
+        let occupied = limits.max_requests.min(limits.max_query_tokens) as usize;
+        let never_shared = NotShared::always(config, mode);
+        let levels = if never_shared.is_none() { config.shared_prefix_levels } else { 0 };
+        let groups = if levels > 0 { occupied } else { 0 };
+        let (group, tile_tokens) = (nonzero(config.group()), nonzero(target.tile_tokens));
+        let short_rows = if is_one_kind { 0 } else { ATTEND_TILE_ROWS };
         Batch {
             heads: config.kv_heads,
-            group: nonzero(config.group()),
-            tile_tokens: nonzero(target.tile_tokens),
+            group,
+            tile_tokens,
             teams: target.teams(config.kv_heads).teams,
             folds_are_long: config.group().min(ATTEND_TILE_ROWS) * config.head_dim >= LONG_STATE_ELEMENTS,
             causal: config.causal,
@@ -117,11 +147,16 @@ impl Batch {
             tall_rows: target.tall_rows,
             half_rows: target.half_rows(),
             is_free: !target.all_tall && matches!(mode, SplitMode::Balanced | SplitMode::Unsplit),
-            short_rows: if is_one_kind { 0 } else { ATTEND_TILE_ROWS },
+            short_rows,
             alternates: target.all_tall,
-            requests: vec![Request::default(); max_requests as usize],
+            requests: vec![Request::default(); occupied + groups],
             occupied: 0,
             totals: Totals::default(),
+            packing: Packing { group, tile_tokens, short_rows, target },
+            groups_last: mode == SplitMode::Balanced && !target.all_tall,
+            shared: Shared::new(levels, limits.max_requests as usize, occupied),
+            never_shared,
+            sharing: Sharing::default(),
         }
     }
 
@@ -151,6 +186,14 @@ impl Batch {
         }
 
         self.totals = Totals { requests: requests as usize, query_tokens, kv_tokens, ..Totals::default() };
+        self.shared.clear();
+        self.sharing = Sharing::default();
+        if table.shared_tokens().iter().any(|&tokens| tokens > 0) {
+            self.sharing = match self.never_shared {
+                None => self.shared.find(table, query, &self.packing),
+                not_shared => Sharing { not_shared, ..Sharing::default() },
+            };
+        }
         // One loop for each pair of forms, so that none chooses inside it.
         let kv_lens = table.kv_lens();
         let stride = match table.pages() {
@@ -207,8 +250,13 @@ impl Batch {
         for (index, &kv_len) in kv_lens.iter().enumerate() {
             let (_, query_len) = query(index);
             if query_len > 0 {
-                place[bucket(self.piece_tiles(query_len, self.most_tiles(query_len, kv_len)))] += 1;
+                let tiles = self.most_tiles(query_len, kv_len) - self.shared.first_tile(index);
+                place[bucket(self.piece_tiles(query_len, tiles))] += 1;
             }
+        }
+        let group_bucket = |tiles: u32| if self.groups_last { BUCKETS - 1 } else { bucket(tiles) };
+        for unit in self.shared.units() {
+            place[group_bucket(unit.end_tiles - unit.begin_tiles)] += 1;
         }
         let mut occupied = 0;
         for begin in &mut place {
@@ -222,31 +270,56 @@ impl Batch {
             if query_len == 0 {
                 continue;
             }
-            let tiles = self.most_tiles(query_len, kv_len);
+            let first_tile = self.shared.first_tile(index);
+            let tiles = self.most_tiles(query_len, kv_len) - first_tile;
             let piece_tiles = self.piece_tiles(query_len, tiles);
-            let page_begin = page_begin(index);
+            let (index, page_begin) = (index as u32, page_begin(index));
             let request =
-                Request { index: index as u32, query_begin, query_len, kv_len, page_begin, tiles, piece_tiles };
+                Request { index, query_begin, query_len, kv_len, page_begin, tiles, piece_tiles, first_tile, group: 0 };
             if query_len * self.group.get() <= self.short_rows && self.window.is_none() {
                 totals.units += 1;
                 totals.cost += Cost::SHORT.of(tiles);
                 totals.longest_unit_tiles = totals.longest_unit_tiles.max(tiles);
                 totals.costliest_piece = totals.costliest_piece.max(Cost::SHORT.of(piece_tiles));
             } else {
-                for tile in self.row_tiles(&request) {
-                    totals.units += 1;
-                    totals.tall_units += u64::from(tile.is_tall);
-                    totals.cost += tile.cost.of(tile.tiles);
-                    totals.longest_unit_tiles = totals.longest_unit_tiles.max(tile.tiles);
-                    totals.costliest_piece = totals.costliest_piece.max(tile.cost.of(piece_tiles));
-                }
+                self.add_up(&request, &mut totals);
             }
             totals.max_query_len_tokens = totals.max_query_len_tokens.max(query_len);
             let place = &mut place[bucket(piece_tiles)];
             self.requests[*place as usize] = request;
             *place += 1;
         }
+        for (index, unit) in self.shared.units().iter().enumerate() {
+            let tiles = unit.end_tiles - unit.begin_tiles;
+            let request = Request {
+                index: unit.first.request,
+                query_begin: unit.first.query_begin,
+                query_len: unit.query_len,
+                kv_len: unit.end_tiles * self.tile_tokens.get(),
+                page_begin: unit.page_begin(),
+                tiles,
+                piece_tiles: tiles,
+                first_tile: unit.begin_tiles,
+                group: index as u32 + 1,
+            };
+            self.add_up(&request, &mut totals);
+            let place = &mut place[group_bucket(tiles)];
+            self.requests[*place as usize] = request;
+            *place += 1;
+        }
         self.totals = totals;
+    }
+
+    /// Adds a request's units.
+    #[inline(always)]
+    fn add_up(&self, request: &Request, totals: &mut Totals) {
+        for tile in self.row_tiles(request) {
+            totals.units += 1;
+            totals.tall_units += u64::from(tile.is_tall);
+            totals.cost += tile.cost.of(tile.tiles);
+            totals.longest_unit_tiles = totals.longest_unit_tiles.max(tile.tiles);
+            totals.costliest_piece = totals.costliest_piece.max(tile.cost.of(request.piece_tiles));
+        }
     }
 
     /// The requests that have query tokens, longest first.
@@ -296,8 +369,21 @@ impl Batch {
     pub fn row_tiles<'a>(&'a self, request: &'a Request) -> impl ExactSizeIterator<Item = RowTile> + use<'a> {
         let packed_rows = request.query_len * self.group.get();
         let tile_rows = self.tile_rows(packed_rows);
-        let tiles = packed_rows.div_ceil(tile_rows);
-        (0..tiles).rev().map(move |tile| self.row_tile(request, packed_rows, tile_rows, tile))
+        let shared = request.unit().map_or(&[][..], |unit| self.shared.row_tiles_of(unit));
+        let tiles = if shared.is_empty() { packed_rows.div_ceil(tile_rows) } else { shared.len() as u32 };
+        (0..tiles).rev().map(move |tile| match shared.get(tile as usize) {
+            None => self.row_tile(request, packed_rows, tile_rows, tile),
+            Some(rows) => RowTile {
+                row_begin: rows.row_begin,
+                rows: rows.rows,
+                is_tall: self.packing.is_tall(rows.rows),
+                runs: self.runs(self.packing.is_tall(rows.rows), rows.rows),
+                cost: self.packing.cost(rows.rows),
+                first_tile: request.first_tile,
+                kv_end: request.kv_len,
+                tiles: request.tiles,
+            },
+        })
     }
 
     /// A request's row tile, if it has but one.
@@ -318,19 +404,26 @@ impl Batch {
         } else if self.causal && row_end < packed_rows {
             let hidden = request.query_len - 1 - self.group.divide(row_end - 1).0;
             let kv_end = request.kv_len.saturating_sub(hidden);
+            // A request of several row tiles shares nothing.
             (0, kv_end, self.tiles(kv_end))
         } else {
-            (0, request.kv_len, request.tiles)
+            (request.first_tile, request.kv_len, request.tiles)
         };
         let rows = row_end - row_begin;
         let is_tall = self.tall_rows > 0 && rows > self.short_rows;
         let cost = Cost::new(is_tall, rows, self.half_rows);
-        let runs = match (self.alternates, is_tall && packed_rows > MEMORY_BOUND_ROWS) {
+        let runs = self.runs(is_tall, packed_rows);
+        RowTile { row_begin, rows, is_tall, runs, cost, first_tile, kv_end, tiles }
+    }
+
+    /// Which run of even and of odd queues takes pieces of a row tile among so many packed rows.
+    #[inline(always)]
+    fn runs(&self, is_tall: bool, packed_rows: u32) -> [u32; 2] {
+        match (self.alternates, packed_rows > MEMORY_BOUND_ROWS) {
             (false, _) => [u32::from(!is_tall); 2],
             (true, true) => [0, 1],
             (true, false) => [1, 0],
-        };
-        RowTile { row_begin, rows, is_tall, runs, cost, first_tile, kv_end, tiles }
+        }
     }
 
     /// What piece ends of units are multiples of, counted from key 0, where the mode wants that.

@@ -6,7 +6,7 @@ use kernels_gpu::abi::plan::WorkItem;
 use kernels_gpu::abi::tile::{ATTEND_TILE_ROWS, Teams};
 
 use super::cost::{Cost, TILE_COST};
-use super::{Plan, SplitMode};
+use super::{Plan, Sharing, SplitMode};
 
 /// How even the queues are. A load is the sum of its items' [`Cost`], in tiles of short items.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,7 +44,7 @@ pub struct Explain {
     pub query_tokens: u64,
     /// Keys of the batch.
     pub kv_tokens: u64,
-    /// (Request, row tile) pairs, each for all KV heads.
+    /// (Request, row tile) pairs, each for all KV heads; of keys that requests share, row tiles of several.
     pub units: u64,
     /// Units that are tall: their many rows take longer to compute than their keys to arrive.
     pub tall_units: u64,
@@ -52,6 +52,8 @@ pub struct Explain {
     pub cut_units: u64,
     /// Most pieces of one unit.
     pub most_pieces: u32,
+    /// What became of prefixes in common; `None` where the table names none.
+    pub sharing: Option<Sharing>,
     /// Tiles of the longest unit.
     pub longest_unit_tiles: u32,
     /// Load the planner aimed at for a queue, in tiles of short items.
@@ -99,12 +101,6 @@ impl Plan {
         let (heads, head_dim) = (self.config.kv_heads as u64, self.config.head_dim as u64);
         let key_bytes = 2 * heads * head_dim * self.config.dtype.bytes() as u64;
         let keys: u64 = self.items().iter().map(keys).sum();
-        let first_pieces = self.items().iter().filter(|item| item.pieces > 1 && item.piece == 0);
-        let (mut cut_units, mut most_pieces) = (0, u32::from(self.header.items > 0));
-        for item in first_pieces {
-            cut_units += 1;
-            most_pieces = most_pieces.max(item.pieces);
-        }
         Explain {
             tile_rows: [ATTEND_TILE_ROWS, self.target.tall_rows],
             tile_tokens: self.target.tile_tokens,
@@ -114,8 +110,9 @@ impl Plan {
             kv_tokens: self.totals.kv_tokens,
             units: self.totals.units,
             tall_units: self.totals.tall_units,
-            cut_units,
-            most_pieces,
+            cut_units: self.written.cut_units,
+            most_pieces: self.written.most_pieces.max(u32::from(self.header.items > 0)),
+            sharing: (self.sharing != Sharing::default()).then_some(self.sharing),
             longest_unit_tiles: self.totals.longest_unit_tiles,
             share_tiles: self.totals.share as f64 / TILE_COST as f64,
             items: self.header.items,
@@ -168,6 +165,13 @@ impl fmt::Display for Explain {
         )?;
         writeln!(f, "items     {}; {} units cut, in at most {} pieces", self.items, self.cut_units, self.most_pieces)?;
         writeln!(f, "why       {}", self.why())?;
+        match self.sharing {
+            Some(Sharing { not_shared: Some(reason), .. }) => writeln!(f, "shared    nothing: {reason}")?,
+            Some(Sharing { shared_requests, saved_kv_tokens, .. }) => {
+                writeln!(f, "shared    {saved_kv_tokens} keys of {shared_requests} requests are not read once more")?;
+            }
+            None => {}
+        }
         writeln!(
             f,
             "teams     {} of {} blocks, {} KV heads a block; load min {} mean {:.1} max {} tiles, {:.1}% busy",

@@ -4,10 +4,12 @@
 //! and to place the arrays of the host image, which [`Arrays`] holds. Nothing here depends on a batch.
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use kernels_gpu::abi::plan::{MaskRequest, PlanHeader, WorkItem};
+use kernels_gpu::abi::plan::{MaskRequest, PlanHeader, SharedRow, WorkItem};
 use kernels_gpu::abi::tile::ATTEND_TILE_ROWS;
 
 use super::cost::Cost;
+use super::queues::Written;
+use super::shared::{NotShared, most_member_rows};
 use super::{Limits, PlanError, SplitMode, Target, spread};
 use crate::config::AttentionConfig;
 use crate::page_table::MAX_KV_LEN_TOKENS;
@@ -18,6 +20,25 @@ struct Capacity {
     items: u128,
     groups: u128,
     partial_rows: u128,
+    shared_rows: u128,
+    covers: u128,
+}
+
+/// Adds what shared prefixes may need. A request that takes part has one row tile of at most [`most_member_rows`] rows,
+/// and on each level a place in one row tile of a unit, whole or in pieces. So without cuts it has a state a row for each
+/// level and one for its own keys; a cut of a unit adds a state for each of its rows, as it does without sharing.
+fn with_shared(config: &AttentionConfig, target: Target, limits: &Limits, flat: Capacity) -> Capacity {
+    let levels = config.shared_prefix_levels as u128;
+    let (heads, packed_rows) = (config.kv_heads as u128, limits.max_query_tokens as u128 * config.group() as u128);
+    let members = limits.max_requests.min(limits.max_query_tokens) as u128;
+    let member_rows = packed_rows.min(members * most_member_rows(target) as u128);
+    Capacity {
+        items: flat.items + levels * members,
+        groups: flat.groups + members * heads,
+        partial_rows: flat.partial_rows + member_rows * (levels + 1) * heads,
+        shared_rows: levels * member_rows,
+        covers: 2 * levels * members,
+    }
 }
 
 fn capacity(config: &AttentionConfig, target: Target, mode: SplitMode, limits: &Limits) -> Capacity {
@@ -31,16 +52,21 @@ fn capacity(config: &AttentionConfig, target: Target, mode: SplitMode, limits: &
         ((tokens * group + occupied * (rows_of_tile - 1)) / rows_of_tile).min(tokens * group.div_ceil(rows_of_tile));
     let rows_of_tile = rows_of_tile.max(target.tall_rows as u128).min(tokens * group);
     let kv_tiles = limits.max_kv_len_tokens.div_ceil(target.tile_tokens) as u128;
-    let uncut = Capacity { items: row_tiles, groups: 0, partial_rows: 0 };
+    let uncut = Capacity { items: row_tiles, groups: 0, partial_rows: 0, shared_rows: 0, covers: 0 };
+    let may_share = NotShared::always(config, mode).is_none();
     match mode {
+        SplitMode::Unsplit if may_share => with_shared(config, target, limits, uncut),
         SplitMode::Unsplit => uncut,
         SplitMode::Balanced => {
             // A queue cuts at most one row tile, and `c` cuts of `n` row tiles make `c + n` pieces.
             let teams = target.teams(config.kv_heads).teams as u128;
             let most_cuts = (kv_tiles / Cost::SHORT.shortest_tiles as u128).saturating_sub(1);
-            let cuts = teams.min(row_tiles * most_cuts);
+            let levels = if may_share { config.shared_prefix_levels as u128 } else { 0 };
+            let cuts = teams.min((row_tiles + levels * occupied) * most_cuts);
             let cut = cuts.min(row_tiles);
-            Capacity { items: row_tiles + cuts, groups: cut * heads, partial_rows: rows_of_tile * (cuts + cut) * heads }
+            let (items, groups) = (row_tiles + cuts, cut * heads);
+            let flat = Capacity { items, groups, partial_rows: rows_of_tile * (cuts + cut) * heads, ..uncut };
+            if may_share { with_shared(config, target, limits, flat) } else { flat }
         }
         SplitMode::BatchInvariant => {
             // A unit has at most `most_pieces`, all cut units of a request together `most_request_pieces`.
@@ -53,6 +79,7 @@ fn capacity(config: &AttentionConfig, target: Target, mode: SplitMode, limits: &
                 items: (row_tiles * most_pieces).min(row_tiles + pieces),
                 groups: row_tiles.min(pieces / 2) * heads,
                 partial_rows: (output_rows * most_pieces).min(pieces * rows_of_tile * heads),
+                ..uncut
             }
         }
         SplitMode::FixedSplit { tokens: piece_tokens } => {
@@ -69,13 +96,14 @@ fn capacity(config: &AttentionConfig, target: Target, mode: SplitMode, limits: &
                 items,
                 groups: row_tiles * heads,
                 partial_rows: (output_rows * most_pieces).min(rows_of_tile * items * heads),
+                ..uncut
             }
         }
     }
 }
 
-/// Lays out the workspace: header, `arrivals`, `queue_begin`, `mask_requests`, `first_kv_rows`, items; then partial
-/// outputs and their LSE.
+/// Lays out the workspace: header, `arrivals`, `queue_begin`, `mask_requests`, `first_kv_rows`, items, and right behind a
+/// plan's last item its `shared_rows` and `covers`; then partial outputs and their LSE.
 ///
 /// # Errors
 /// Refuses limits that lead to indices or image offsets past 32 bits.
@@ -95,6 +123,11 @@ pub(super) fn place(
         limits.max_query_tokens as u128 * config.group() as u128,
         positions,
     )?;
+    if config.shared_prefix_levels > 0 {
+        // A shared item's rows count from the end of its keys.
+        let got = limits.max_kv_len_tokens as u128 + limits.max_query_tokens as u128;
+        fits("max_kv_len_tokens + max_query_tokens, with shared prefixes,", got, positions)?;
+    }
     fits("target.blocks", target.blocks as u128, positions)?;
     fits("target.tile_tokens", target.tile_tokens as u128, positions)?;
 
@@ -102,6 +135,8 @@ pub(super) fn place(
     let max_items = fits("work items", capacity.items, positions)?;
     let max_groups = fits("arrival counts", capacity.groups, positions)?;
     let max_partial_rows = fits("partial states", capacity.partial_rows, u32::MAX as u64)?;
+    let max_shared_rows = fits("rows of shared items", capacity.shared_rows, positions)?;
+    let max_covers = fits("row tiles under shared items", capacity.covers, positions)?;
 
     let align = |bytes: u64| bytes.next_multiple_of(OFFSET_ALIGNMENT_BYTES);
     let teams = target.teams(config.kv_heads).teams as u64;
@@ -113,7 +148,9 @@ pub(super) fn place(
         align(mask_requests_offset_bytes + size_of::<MaskRequest>() as u64 * mask_requests);
     let first_kv_rows = if config.ragged { limits.max_requests as u64 } else { 0 };
     let items_offset_bytes = align(first_kv_rows_offset_bytes + 4 * first_kv_rows);
-    let image_bytes = align(items_offset_bytes + size_of::<WorkItem>() as u64 * max_items);
+    let items_bytes = size_of::<WorkItem>() as u64 * max_items;
+    let image_bytes =
+        align(items_offset_bytes + items_bytes + size_of::<SharedRow>() as u64 * max_shared_rows + 4 * max_covers);
     fits("plan image bytes", image_bytes as u128, u32::MAX as u64)?;
     let partial_out_offset_bytes = image_bytes;
     let partial_lse_offset_bytes = align(partial_out_offset_bytes + 4 * max_partial_rows * config.head_dim as u64);
@@ -130,6 +167,7 @@ pub(super) fn place(
         max_items: max_items as u32,
         max_groups: max_groups as u32,
         max_partial_rows: max_partial_rows as u32,
+        max_shared_rows: max_shared_rows as u32,
     })
 }
 
@@ -183,6 +221,27 @@ impl Arrays {
         let bytes: &mut [u8] = cast_slice_mut(&mut self.words);
         let [queue_begin, items] = bytes.get_disjoint_mut(ranges).expect("the layout places arrays one after another");
         (cast_slice_mut(queue_begin), cast_slice_mut(items))
+    }
+
+    /// Where a plan's items, its `shared_rows` and its `covers` end: each right behind the one before.
+    pub fn ends_bytes(&self, items: usize, written: Written) -> [usize; 3] {
+        let items_end = self.layout.items_offset_bytes as usize + size_of::<WorkItem>() * items;
+        let rows_end = items_end + size_of::<SharedRow>() * written.shared_rows as usize;
+        [items_end, rows_end, rows_end + 4 * written.covers as usize]
+    }
+
+    /// Where the rows of shared items leave their states.
+    pub fn shared_rows_mut(&mut self, items: usize, written: Written) -> &mut [SharedRow] {
+        let [begin, end, _] = self.ends_bytes(items, written);
+        let bytes: &mut [u8] = cast_slice_mut(&mut self.words);
+        cast_slice_mut(&mut bytes[begin..end])
+    }
+
+    /// The row tiles that shared items cover.
+    pub fn covers_mut(&mut self, items: usize, written: Written) -> &mut [u32] {
+        let [_, begin, end] = self.ends_bytes(items, written);
+        let bytes: &mut [u8] = cast_slice_mut(&mut self.words);
+        cast_slice_mut(&mut bytes[begin..end])
     }
 
     /// The first rows of the requests, for the first `requests` of the limits'.

@@ -9,7 +9,8 @@
 //! Teams run at once, each its own queue, and each team's blocks share the heads; so all queues should take equally
 //! long, and nothing else matters.
 //!
-//! The files in reading order: `cost` says what units cost, `batch` derives them, `balanced` and `spread` decide their cuts and queues by the
+//! The files in reading order: `cost` says what units cost, `batch` derives them, `shared` those of prefixes in common,
+//! `balanced` and `spread` decide their cuts and queues by the
 //! `loads` so far, `queues` spells the items, `masks` places each request's part of a mask, `layout` fixes the image's
 //! capacities and offsets, `explain` reports, `predict` says how long it will take.
 
@@ -22,13 +23,15 @@ mod loads;
 mod masks;
 mod predict;
 mod queues;
+mod shared;
 mod spread;
 
-use kernels_gpu::abi::plan::{PLAN_MAGIC, PlanHeader, WorkItem};
+use kernels_gpu::abi::plan::{PLAN_MAGIC, PlanHeader, SharedRow, WorkItem};
 use kernels_gpu::abi::tile::{ATTEND_TILE_ROWS, AttendTile, PREFILL_ROWS, PrefillTile, Teams};
 
 pub use cost::{Cost, TILE_COST};
 pub use explain::{Balance, Explain};
+pub use shared::{NotShared, Sharing};
 
 use crate::config::{AttentionConfig, ConfigError};
 use crate::page_table::{PageTable, PageTableError, Pages, QueryLengths};
@@ -36,7 +39,7 @@ use crate::workspace::WorkspaceLayout;
 use batch::Batch;
 use layout::Arrays;
 use loads::Loads;
-use queues::Piece;
+use queues::{Piece, SharedWriter, Written};
 
 /// What the plan is for: how many blocks work at once, and in what steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -225,6 +228,7 @@ pub struct Planner {
     /// The pieces of all units, in the order dealt.
     pieces: Vec<Piece>,
     loads: Loads,
+    shared_writer: SharedWriter,
     plan: Plan,
 }
 
@@ -237,6 +241,8 @@ pub struct Plan {
     arrays: Arrays,
     header: PlanHeader,
     totals: Totals,
+    written: Written,
+    sharing: Sharing,
     mask_bytes: u64,
 }
 
@@ -298,13 +304,15 @@ impl Planner {
                 image_bytes: 0,
             },
             totals: Totals::default(),
+            written: Written::default(),
+            sharing: Sharing::default(),
             mask_bytes: 0,
         };
-        // A request without query tokens takes no room.
-        let occupied = limits.max_requests.min(limits.max_query_tokens);
-        let batch = Batch::new(&config, target, mode, occupied);
+        let batch = Batch::new(&config, target, mode, &limits);
         let pieces = Vec::with_capacity(layout.max_items as usize);
-        Ok(Planner { limits, batch, pieces, loads: Loads::new(teams), plan })
+        let requests = if layout.max_shared_rows > 0 { limits.max_requests as usize } else { 0 };
+        let shared_writer = SharedWriter::new(requests, requests * config.shared_prefix_levels as usize);
+        Ok(Planner { limits, batch, pieces, loads: Loads::new(teams), shared_writer, plan })
     }
 
     /// What the caller's workspace must hold. It depends on the limits only, so one workspace serves every plan.
@@ -349,18 +357,23 @@ impl Planner {
             let requests = table.requests();
             plan.arrays.first_kv_rows_mut(requests).copy_from_slice(&indptr[..requests]);
         }
-        let (queue_begin, items) = plan.arrays.split_mut();
-        let written = queues::write(&self.batch, &self.pieces, queue_begin, items);
+        let written = if self.batch.shared.units().is_empty() {
+            let (queue_begin, items) = plan.arrays.split_mut();
+            queues::write(&self.batch, &self.pieces, queue_begin, items)
+        } else {
+            self.shared_writer.write(&self.batch, &self.pieces, &mut plan.arrays)
+        };
         plan.header = PlanHeader {
             items: self.pieces.len() as u32,
             groups: written.groups,
             partial_rows: written.partial_rows,
             epoch: plan.header.epoch + 1,
-            image_bytes: plan.arrays.layout().items_offset_bytes + (self.pieces.len() * size_of::<WorkItem>()) as u64,
+            image_bytes: plan.arrays.ends_bytes(self.pieces.len(), written)[2] as u64,
             ..plan.header
         };
         plan.arrays.set_header(plan.header);
         plan.totals = Totals { share, ..self.batch.totals() };
+        (plan.written, plan.sharing) = (written, self.batch.sharing);
         Ok(&self.plan)
     }
 
@@ -377,7 +390,8 @@ impl Planner {
 }
 
 impl Plan {
-    /// The bytes to upload to the start of the workspace, in one copy: everything up to the last item. The counts
+    /// The bytes to upload to the start of the workspace, in one copy: everything up to the last item, and what shared ones
+    /// need. The counts
     /// before the queues are zeros; a balanced plan has at most one for each team and KV head.
     pub fn image(&self) -> &[u8] {
         &self.arrays.image()[..self.header.image_bytes as usize]
@@ -418,6 +432,23 @@ impl Plan {
     /// The work items of each team's queue, in order.
     pub fn queues(&self) -> impl Iterator<Item = &[WorkItem]> {
         self.queue_begin().windows(3).step_by(2).map(|begin| &self.items()[begin[0] as usize..begin[2] as usize])
+    }
+
+    /// Where the rows of shared items leave their states; empty where nothing is shared.
+    pub fn shared_rows(&self) -> &[SharedRow] {
+        let [begin, end, _] = self.arrays.ends_bytes(self.header.items as usize, self.written);
+        bytemuck::cast_slice(&self.image()[begin..end])
+    }
+
+    /// For each row tile of shared items the number of row tiles that it covers, and one item of each.
+    pub fn covers(&self) -> &[u32] {
+        let [_, begin, end] = self.arrays.ends_bytes(self.header.items as usize, self.written);
+        bytemuck::cast_slice(&self.image()[begin..end])
+    }
+
+    /// What became of the prefixes that the table says requests have in common.
+    pub fn sharing(&self) -> Sharing {
+        self.sharing
     }
 
     /// Counts the plans of one planner, from 1.

@@ -39,7 +39,8 @@ impl Plan {
         let mut queue_keys: Vec<u64> = self.queues().map(keys_of).collect();
         queue_keys.sort_unstable();
         let read_keys: u64 = queue_keys.iter().sum();
-        let from_memory = (self.totals.kv_tokens as f64 / read_keys.max(1) as f64).min(1.0);
+        let kv_tokens = self.totals.kv_tokens - self.sharing.saved_kv_tokens;
+        let from_memory = (kv_tokens as f64 / read_keys.max(1) as f64).min(1.0);
 
         // From the emptiest queue to the fullest: until each ends, it and all after it read side by side.
         let (mut us, mut ended_keys) = (START_US, 0);

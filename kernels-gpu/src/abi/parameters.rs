@@ -39,7 +39,7 @@ pub struct RowsView {
 pub struct AttendParameters {
     /// `queue_begin` of the plan image.
     pub queue_begin: u64,
-    /// The plan image's work items.
+    /// The plan image's work items, with what follows them.
     pub items: u64,
     /// The plan image's arrival counts, zero between launches.
     pub arrivals: u64,

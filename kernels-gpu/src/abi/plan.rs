@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! PlanHeader | arrivals: [u32] | queue_begin: [u32; 2 * teams + 1] | mask_requests: [MaskRequest]
-//!     | first_kv_rows: [u32] | items: [WorkItem]
+//!     | first_kv_rows: [u32] | items: [WorkItem] | shared_rows: [SharedRow] | covers: [u32]
 //! ```
 //!
 //! Ragged keys and values, rows without page ids, are to the kernel one page a request, of [`RAGGED_PAGE_TOKENS`]: pages
@@ -21,6 +21,16 @@
 //! the output itself. The pieces of a split item write partial states; whichever block finishes a head's last piece
 //! (it counts in `arrivals`) folds that head's states, in the order of the pieces, and leaves the count at zero.
 //!
+//! # Shared prefixes
+//! Where requests have their first keys in common, a plan may have *shared* items: the packed rows of several requests
+//! that stand side by side, against keys in the pages of the first one. Such a row's pieces come from several items: in
+//! the order of the keys those of each shared item above its request, then those of the request's own items, which begin
+//! where the last shared one ends. All lie in the array of the request's row tile, so one fold does for them.
+//! [`SharedRow`] says where in it a shared item's rows go. A shared item covers whole row tiles; behind it, in `covers`,
+//! stand their number and for each the index of one of its own items, whose count the shared item's arrival is counted in
+//! too. Both arrays follow the last item in use, and items say how far from the first one their parts of them lie; so
+//! kernels need no other address. Plans that share nothing have neither.
+//!
 //! A *packed row* is one (query token, query head) pair of the heads that share a KV head: packed row `r` of a
 //! request is token `r / group` and head `kv_head * group + r % group`.
 
@@ -32,7 +42,10 @@ use super::divisor::Divisor;
 pub const RAGGED_PAGE_TOKENS: u32 = 1 << 31;
 
 /// First bytes of an image.
-pub const PLAN_MAGIC: u32 = 0x6f78_6133; // "oxa3"
+pub const PLAN_MAGIC: u32 = 0x6f78_6134; // "oxa4"
+
+/// Bit of [`WorkItem::pieces`] that makes an item a shared one.
+pub const SHARED: u32 = 1 << 31;
 
 /// What the image holds and where. Offsets are bytes from the start of the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,17 +74,29 @@ pub struct PlanHeader {
     pub image_bytes: u64,
 }
 
-/// Some packed rows of one request, for every KV head, against one range of its keys. 48 bytes, 16-byte aligned in
-/// the image.
+/// Where a packed row of a shared item leaves its partial states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct SharedRow {
+    /// State of KV head 0 that the item with [`piece`](WorkItem::piece) 0 writes; that of another is `piece` further.
+    pub state: u32,
+    /// States from a KV head to the next.
+    pub head_states: u32,
+}
+
+/// Some packed rows of one request, for every KV head, against one range of its keys; or, if it [is
+/// shared](Self::is_shared), of several requests, against keys that they have in common. 48 bytes, 16-byte aligned in the
+/// image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct WorkItem {
-    /// Index of the request in the batch.
+    /// Index of the request in the batch; of a shared item, the first of those that share.
     pub request: u32,
     /// First query token of the request in `q` and `out`.
     pub query_begin_tokens: u32,
-    /// First packed row of the tile, counted in the request.
+    /// First packed row of the tile, counted from the request's first, also where it is another request's.
     pub row_begin: u32,
     /// Packed rows in the tile: of a short item at most [`ATTEND_TILE_ROWS`](super::tile::ATTEND_TILE_ROWS), of a tall
     /// one at most [`tall_rows`](super::tile::AttendTile::tall_rows).
@@ -81,22 +106,31 @@ pub struct WorkItem {
     /// One past the last key of the range.
     pub kv_end_tokens: u32,
     /// Position of the request's query token 0 among its keys: `kv_len - query_len`, negative where there are more
-    /// queries than keys.
+    /// queries than keys. Of a shared item, past all its keys, which every row of it sees.
     pub query_position: i32,
     /// Where the request's page ids start in the page index array.
     pub page_begin: u32,
-    /// Pieces that the rows' keys are cut into; 1 for an item that writes its output directly.
+    /// Pieces that the rows' keys are cut into; 1 for an item that writes its output directly. Of a shared item, [`SHARED`]
+    /// and the pieces of its row tile's keys.
     pub pieces: u32,
-    /// Which piece this is, in the order of the keys.
+    /// Which piece this is, in the order of the keys; of a shared item, of those of its row tile.
     pub piece: u32,
     /// First partial state of the tile. State of (KV head `h`, row `r`, piece `i`): `partial_begin + (h * rows + r) *
-    /// pieces + i`.
+    /// pieces + i`. Of a shared item, where the [`SharedRow`] of its first row lies, counted in
+    /// such from the first item.
     pub partial_begin: u32,
-    /// First of the tile's counts in `arrivals`, one a KV head.
+    /// First of the tile's counts in `arrivals`, one a KV head. Of a shared item, where its part of
+    /// `covers` lies, counted in words from the first item.
     pub group: u32,
 }
 
 impl WorkItem {
+    /// Whether the rows are those of several requests.
+    #[inline(always)]
+    pub fn is_shared(&self) -> bool {
+        self.pieces & SHARED != 0
+    }
+
     /// The pages, counted in the request, that the item reads and no piece or row tile before it does. Over the items
     /// of a plan these are the pages in use, each once. A row sees at most `keys_after` keys after its own.
     #[inline(always)]
@@ -113,8 +147,8 @@ impl WorkItem {
             let end = self.query_position as i64 + token as i64 + keys_after as i64 + 1;
             end.clamp(0, self.kv_end_tokens as i64) as u32
         };
-        // The page that a cut goes through belongs to the piece before it.
-        let begin = if self.piece == 0 {
+        // The page that a cut goes through belongs to the piece before it, and keys before a shared item are shared.
+        let begin = if self.piece == 0 && !self.is_shared() {
             page_size.divide(self.kv_begin_tokens).0
         } else {
             pages_holding(self.kv_begin_tokens)
@@ -140,6 +174,9 @@ pub struct MaskRequest {
 const _: () = {
     assert!(size_of::<MaskRequest>() == 16);
     assert!(size_of::<PlanHeader>() == 48);
+    assert!(size_of::<SharedRow>() == 8);
+    // The arrays behind the items are counted from the first item.
+    assert!(size_of::<WorkItem>().is_multiple_of(size_of::<SharedRow>()));
     assert!(size_of::<WorkItem>() == 48);
     assert!(core::mem::offset_of!(PlanHeader, epoch) == 32);
     assert!(core::mem::offset_of!(WorkItem, kv_begin_tokens) == 16);

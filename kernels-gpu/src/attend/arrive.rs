@@ -7,8 +7,11 @@ use crate::abi::tile::ATTEND_TILE_ROWS;
 use crate::merge::{Values, fold_rows};
 
 /// Counts the block's pieces of split items in; the block that counts an item's last piece folds the pieces' states,
-/// in their order, so that the result does not depend on who that is. It comes after the queue's last item, apart
+/// in their order, so that the result does not depend on who that is. It comes after the last item of `queue`, apart
 /// from the loop, whose registers it competes for: a kernel without any fold ran 0.5 to 7% faster on uncut batches.
+///
+/// It goes in rounds of as many items as there are threads: the queue's, one a thread, and after each of these rounds,
+/// for every shared item in it, the items that stand for the row tiles which that one covers.
 ///
 /// The barrier orders the block's partial states before the counts, a count's release and acquire order them before
 /// the fold, and the second barrier hands that order to the block. All `threads` of the block call this together, and
@@ -20,49 +23,76 @@ pub(super) unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32>(
     threads: u32,
     shared_bytes: u32,
 ) {
+    let thread = thread::thread_idx_x();
     let complete = Shared::<u32>::dynamic();
-    let words = complete.add(threads).cast::<[u32; 4]>();
+    // For a shared item of the round, where the row tiles it covers are named, their number just before; else 0.
+    let shared = complete.add(threads);
+    let behind_items = Global::<u32>::new(p.items);
+    let words = complete.add(2 * threads).cast::<[u32; 4]>();
     let room = words.add(3 * threads).cast();
-    let room = (room, shared_bytes - 52 * threads, threads);
+    let room = (room, shared_bytes - 56 * threads, threads);
     let mut head = queue.head_begin;
     // SAFETY: the kernel's contract; shared memory is free after the last item.
     unsafe {
         while head < queue.head_end {
-            let mut first = queue.item;
-            while first < queue.item_end {
-                sync_threads();
-                let mine = first + thread::thread_idx_x();
-                let mut is_complete = false;
-                if mine < queue.item_end {
-                    let at = Cursor { item: mine, head, ..queue };
-                    let work = Work::read_again(p, at);
-                    if work.pieces > 1 {
-                        let arrivals = Global::<u32>::new(p.arrivals).add(work.group as u64 + head as u64);
-                        is_complete = fetch_add(arrivals, 1) + 1 == work.pieces;
-                        if is_complete {
-                            arrivals.store(0);
-                            // The acquire has emptied the first-level cache, so the item goes by shared memory.
-                            let [a, b, c] = work.to_words();
-                            let slot = words.add(3 * thread::thread_idx_x());
-                            slot.store(a);
-                            slot.add(1).store(b);
-                            slot.add(2).store(c);
+            let mut own = queue.item;
+            while own < queue.item_end {
+                let own_items = threads.min(queue.item_end - own);
+                let (mut first, mut end, mut is_cover) = (own, own + own_items, false);
+                let mut next_shared = 0;
+                loop {
+                    sync_threads();
+                    let mine = first + thread;
+                    let (mut is_complete, mut covers) = (false, 0);
+                    if mine < end {
+                        let item = if is_cover { behind_items.add(mine as u64).load() } else { mine };
+                        let work = Work::read_again(p, Cursor { item, head, ..queue });
+                        if work.is_shared() {
+                            covers = 1 + work.group;
+                        } else if work.pieces > 1 {
+                            let arrivals = Global::<u32>::new(p.arrivals).add(work.group as u64 + head as u64);
+                            is_complete = fetch_add(arrivals, 1) + 1 == work.pieces;
+                            if is_complete {
+                                arrivals.store(0);
+                                // The acquire has emptied the first-level cache, so the item goes by shared memory.
+                                let [a, b, c] = work.to_words();
+                                let slot = words.add(3 * thread);
+                                slot.store(a);
+                                slot.add(1).store(b);
+                                slot.add(2).store(c);
+                            }
                         }
                     }
-                }
-                complete.add(thread::thread_idx_x()).store(is_complete as u32);
-                sync_threads();
-                let mut i = 0;
-                while i < threads && first + i < queue.item_end {
-                    if complete.add(i).load() == 1 {
-                        let slot = words.add(3 * i);
-                        let item = [slot.load(), slot.add(1).load(), slot.add(2).load()];
-                        let at = Cursor { item: first + i, head, ..queue };
-                        fold_item::<E, HEAD_DIM>(p, &Work::from_words(item, at), room);
+                    complete.add(thread).store(is_complete as u32);
+                    if !is_cover {
+                        shared.add(thread).store(covers);
                     }
-                    i += 1;
+                    sync_threads();
+                    let mut i = 0;
+                    while i < threads && first + i < end {
+                        if complete.add(i).load() == 1 {
+                            let slot = words.add(3 * i);
+                            let item = [slot.load(), slot.add(1).load(), slot.add(2).load()];
+                            let at = Cursor { item: first + i, head, ..queue };
+                            fold_item::<E, HEAD_DIM>(p, &Work::from_words(item, at), room);
+                        }
+                        i += 1;
+                    }
+                    first += threads;
+                    if first < end {
+                        continue;
+                    }
+                    while next_shared < own_items && shared.add(next_shared).load() == 0 {
+                        next_shared += 1;
+                    }
+                    if next_shared == own_items {
+                        break;
+                    }
+                    first = shared.add(next_shared).load();
+                    end = first + behind_items.add(first as u64 - 1).load();
+                    (is_cover, next_shared) = (true, next_shared + 1);
                 }
-                first += threads;
+                own += threads;
             }
             head += 1;
         }

@@ -311,7 +311,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Fold<HEAD_DIM, HOPPER> {
                         work.row(&p.lse, p.group, row).cast::<f32>().store(lse * p.lse_scale);
                     }
                 } else {
-                    let state = work.states(row) + work.piece as u64;
+                    let state = work.state(p, row);
                     let target = Global::<f32>::new(p.partial_out).add(state * HEAD_DIM as u64 + column as u64);
                     target.cast::<[f32; 4]>().store([a, b, c, d]);
                     if column == 0 {

@@ -5,7 +5,7 @@ use simt::{global::Global, registers::anew};
 
 use crate::abi::divisor::Divisor;
 use crate::abi::parameters::{AttendParameters, RowsView};
-use crate::abi::plan::WorkItem;
+use crate::abi::plan::{SHARED, WorkItem};
 use crate::variant::RowAt;
 
 /// A place in the queue: an item and one of this block's heads.
@@ -146,6 +146,27 @@ impl Work {
     #[inline(always)]
     pub fn states(&self, row: u32) -> u64 {
         self.partial_begin as u64 + (self.kv_head as u64 * self.rows as u64 + row as u64) * self.pieces as u64
+    }
+
+    /// Whether the rows are those of several requests.
+    #[inline(always)]
+    pub fn is_shared(&self) -> bool {
+        self.pieces & SHARED != 0
+    }
+
+    /// The partial state that this piece of a split leaves of a row.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub unsafe fn state(&self, p: &AttendParameters, row: u32) -> u64 {
+        let first = if self.is_shared() {
+            let places = Global::<[u32; 2]>::new(p.items).add(self.partial_begin as u64);
+            // SAFETY: the plan has a place for each row of a shared item, by the kernel's contract.
+            let [state, head_states] = unsafe { places.add(row as u64).load() };
+            state as u64 + self.kv_head as u64 * head_states as u64
+        } else {
+            self.states(row)
+        };
+        first + self.piece as u64
     }
 
     /// Query token (in the request) and query head of a row of the tile.

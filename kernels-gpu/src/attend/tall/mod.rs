@@ -306,7 +306,7 @@ unsafe fn write_row<E: Element, const HEAD_DIM: u32, const STEPS: usize, const H
                 work.row(&p.lse, p.group, row).cast::<f32>().store(lse * p.lse_scale);
             }
         } else {
-            let state = work.states(row) + work.piece as u64;
+            let state = work.state(p, row);
             let target = Global::<f32>::new(p.partial_out).add(state * HEAD_DIM as u64 + 2 * quad as u64);
             unroll::<STEPS>(|n| {
                 unroll::<2>(|i| target.add(column(n, i)).cast::<[f32; 2]>().store(pair(n, i)));
