@@ -84,6 +84,27 @@ fn mixed_phases(criterion: &mut Criterion) {
     });
 }
 
+/// 256 decodes of 4096 keys, which share a prompt of 2048, and eight each a document of 1920 more.
+fn shared_prefixes(criterion: &mut Criterion) {
+    let kv_lens = vec![4096; 256];
+    let shared_tokens: Vec<u32> = (0..256)
+        .map(|request| match request {
+            0 => 0,
+            _ if request % 8 == 0 => 2048,
+            _ => 3968,
+        })
+        .collect();
+    let indptr = page_indptr(&kv_lens);
+    let table = PageTable::csr(16, &indptr, &kv_lens).expect("consistent");
+    let table = table.with_shared_prefixes(&shared_tokens).expect("as long as the keys");
+    let config = AttentionConfig::new(32, 8, 128, 16).with_shared_prefixes(2);
+    let target = Target::new(264, 64).with_tall_rows(128);
+    let mut planner = Planner::new(config, target, SplitMode::Balanced, limits(&kv_lens, 256)).expect("representable");
+    criterion.bench_function("plan/balanced/256 decodes that share", |bencher| {
+        bencher.iter(|| planner.plan(black_box(&table), QueryLengths::uniform(1)).map(|plan| plan.epoch()));
+    });
+}
+
 fn page_table(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("page table");
     for (lengths, kv_lens) in batches() {
@@ -94,5 +115,5 @@ fn page_table(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, plan, mixed_phases, page_table);
+criterion_group!(benches, plan, mixed_phases, shared_prefixes, page_table);
 criterion_main!(benches);

@@ -23,6 +23,9 @@ pub struct Case {
     pub kv_lens: String,
     #[serde(default)]
     pub query_lens: String,
+    /// Leading keys that each request has in common with the one before it: whole pages.
+    #[serde(default)]
+    pub shared_tokens: String,
     #[serde(default)]
     pub tokens: u32,
     #[serde(default)]
@@ -64,6 +67,11 @@ impl Case {
     pub fn query_lens(&self) -> Result<Vec<u32>, Failure> {
         lengths(&self.query_lens)
     }
+
+    /// Empty where nothing is shared.
+    pub fn shared_tokens(&self) -> Result<Vec<u32>, Failure> {
+        lengths(&self.shared_tokens)
+    }
 }
 
 /// `512x63,100000` as 64 numbers.
@@ -94,6 +102,13 @@ mod tests {
         let rotating = parse(super::super::ROPE_APPEND).unwrap();
         assert!(rotating.iter().all(|case| case.section == "rope_append" && case.tokens.is_multiple_of(case.batch)));
         assert!(cases.iter().all(|case| case.kv_lens().unwrap().len() == case.query_lens().unwrap().len()));
+        let prefixes = parse(super::super::PREFIX).unwrap();
+        for case in &prefixes {
+            let (kv_lens, shared_tokens) = (case.kv_lens().unwrap(), case.shared_tokens().unwrap());
+            assert_eq!((kv_lens.len(), shared_tokens[0]), (shared_tokens.len(), 0));
+            assert!(shared_tokens.iter().zip(&kv_lens).all(|(shared, kv_len)| *shared == 0 || shared + 128 == *kv_len));
+            assert!(shared_tokens.iter().all(|shared| shared.is_multiple_of(case.page_size)));
+        }
         let skewed = cases.iter().find(|case| case.case.starts_with("32/8/128 p16 bf16 skew")).unwrap();
         assert_eq!(skewed.kv_lens().unwrap().iter().sum::<u32>(), 63 * 512 + 100_000);
     }

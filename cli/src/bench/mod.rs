@@ -1,7 +1,8 @@
 //! `oxattn bench`: the GPU suite.
 //!
-//! In: cases (`serving.jsonl` and `rope_append.jsonl` of `benches/definitions/`, or a file of the same form). Out: a row
-//! a case, and others of a skewed batch uncut and of a prompt without pages, on a terminal or as JSON lines:
+//! In: cases (`serving.jsonl`, `rope_append.jsonl` and `prefix.jsonl` of `benches/definitions/`, or a file of the same
+//! form). Out: a row a case, and others of a skewed batch uncut, of a prompt without pages and of shared prefixes that
+//! every request reads for itself, on a terminal or as JSON lines:
 //! microseconds, bytes that had to move, GB/s, the ratio to the ceiling measured in the same run, and the error against
 //! the f64 oracle. Invariant: a case's answer is checked before it is timed, and a wrong answer fails the run.
 
@@ -18,6 +19,8 @@ use oxattn::Device;
 use case::Case;
 use lab::Lab;
 
+/// The cases of the section `prefix`.
+const PREFIX: &str = include_str!("../../../benches/definitions/prefix.jsonl");
 /// Sizes of the suite's own cases and the shapes engines serve.
 const SERVING: &str = include_str!("../../../benches/definitions/serving.jsonl");
 /// The cases of the section `rope_append`, which run beside those.
@@ -29,8 +32,8 @@ pub struct Arguments {
     /// Cases, one JSON object a line.
     #[arg(long)]
     cases: Option<PathBuf>,
-    /// Sections to run: ceiling, decode, append_kv, rope_append, plan, replay.
-    #[arg(long, value_delimiter = ',', default_values_t = ["ceiling", "decode", "append_kv", "rope_append", "plan", "replay"].map(String::from))]
+    /// Sections to run: ceiling, decode, append_kv, rope_append, plan, prefix, replay.
+    #[arg(long, value_delimiter = ',', default_values_t = ["ceiling", "decode", "append_kv", "rope_append", "plan", "prefix", "replay"].map(String::from))]
     sections: Vec<String>,
     /// Run only cases whose name contains this.
     #[arg(long)]
@@ -93,7 +96,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let started = std::time::Instant::now();
     let text = match &arguments.cases {
         Some(path) => std::fs::read_to_string(path)?,
-        None => format!("{SERVING}{ROPE_APPEND}"),
+        None => format!("{SERVING}{ROPE_APPEND}{PREFIX}"),
     };
     let cases = case::parse(&text)?;
     let device = Device::cuda(arguments.device)?;

@@ -30,12 +30,13 @@ pub fn run(lab: &Lab, case: &Case) -> Vec<Row> {
     let result = match case.section.as_str() {
         _ if case.kv_dtype != "bf16" => Err(format!("kv_dtype {} is not supported; bf16 is", case.kv_dtype).into()),
         "decode" | "replay" | "prefill" | "append-chunk" | "mixed" => attention(lab, case),
+        "prefix" => prefix(lab, case),
         "append_kv" => appending(lab, case),
         "rope_append" => rotating::run(lab, case),
         "plan" => planning(lab, case),
         other => Err(format!(
-            "section {other} is not supported; decode, replay, prefill, append-chunk, mixed, append_kv, rope_append and \
-             plan are"
+            "section {other} is not supported; decode, replay, prefill, append-chunk, mixed, prefix, append_kv, \
+             rope_append and plan are"
         )
         .into()),
     };
@@ -62,6 +63,15 @@ impl Pages {
         Pages { begin, ids: Random(7).shuffled(pool), pool }
     }
 
+    /// The same where the first pages of a request are those of the one before it.
+    fn with_prefixes(mut self, shared_tokens: &[u32], page_size: u32) -> Pages {
+        for (request, tokens) in shared_tokens.iter().enumerate().skip(1) {
+            let (before, own) = (self.begin[request - 1] as usize, self.begin[request] as usize);
+            self.ids.copy_within(before..before + (tokens / page_size) as usize, own);
+        }
+        self
+    }
+
     /// Ragged keys as pages of a token, in their order.
     fn ragged(kv_lens: &[u32]) -> Pages {
         let begin = indptr(kv_lens);
@@ -83,6 +93,8 @@ fn indptr(lengths: &[u32]) -> Vec<u32> {
 struct Batch {
     kv_lens: Vec<u32>,
     query_lens: Vec<u32>,
+    /// Keys in common with the request before.
+    shared_tokens: Vec<u32>,
     /// Where each request's query tokens begin.
     query_begin: Vec<u32>,
     pages: Pages,
@@ -92,8 +104,13 @@ impl Batch {
     fn new(case: &Case, ragged: bool) -> Result<Batch, Failure> {
         let (kv_lens, query_lens) = (case.kv_lens()?, case.query_lens()?);
         let query_begin = indptr(&query_lens);
-        let pages = if ragged { Pages::ragged(&kv_lens) } else { Pages::shuffled(&kv_lens, case.page_size) };
-        Ok(Batch { kv_lens, query_lens, query_begin, pages })
+        let shared_tokens = case.shared_tokens()?;
+        let pages = if ragged {
+            Pages::ragged(&kv_lens)
+        } else {
+            Pages::shuffled(&kv_lens, case.page_size).with_prefixes(&shared_tokens, case.page_size)
+        };
+        Ok(Batch { kv_lens, query_lens, shared_tokens, query_begin, pages })
     }
 }
 
@@ -131,6 +148,14 @@ fn attention(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
     Ok(rows)
 }
 
+/// Decodes with prefixes in common, read once and by each request for itself. The bytes that must move are the same: each
+/// key once.
+fn prefix(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
+    let (flat, mode) = (config(case), SplitMode::Balanced);
+    let shared = attention_in(lab, case, flat.with_shared_prefixes(1), mode, "oxattn", None)?;
+    Ok(vec![shared, attention_in(lab, case, flat, mode, "oxattn-flat", None)?])
+}
+
 /// Whether a request has more rows than a short item, so that the prefill kernel is worth a row.
 fn has_prompts(case: &Case) -> Result<bool, Failure> {
     let group = case.query_heads / case.kv_heads;
@@ -152,11 +177,12 @@ fn attention_in(
 ) -> Result<Row, Failure> {
     let layout = if config.ragged { Layout::Nhd } else { case.layout() };
     let batch = Batch::new(case, config.ragged)?;
-    let Batch { kv_lens, query_lens, query_begin, pages } = &batch;
+    let Batch { kv_lens, query_lens, shared_tokens, query_begin, pages } = &batch;
     let tokens = query_begin[query_lens.len()] as u64;
     let (heads, dim) = (config.query_heads as u64, config.head_dim as u64);
     let pool_elements = pages.pool as u64 * (config.page_size_tokens * config.kv_heads) as u64 * dim;
-    let kv_tokens: u64 = query_lens.iter().zip(kv_lens).map(|(query, kv)| seen(case, *query, *kv)).sum();
+    let kv_tokens = query_lens.iter().zip(kv_lens).map(|(query, kv)| seen(case, *query, *kv)).sum::<u64>()
+        - shared_tokens.iter().map(|tokens| *tokens as u64).sum::<u64>();
     let row_bytes = dim * 2;
     let kv_bytes = kv_tokens * config.kv_heads as u64 * row_bytes * 2;
     // A window reads little of a cache, which is there all the same.
@@ -172,6 +198,9 @@ fn attention_in(
     let page_ids = lab.device.upload(&pages.ids)?;
     let table = match config.ragged {
         true => PageTable::ragged(&pages.begin)?,
+        false if config.shared_prefix_levels > 0 => {
+            PageTable::csr(case.page_size, &pages.begin, kv_lens)?.with_shared_prefixes(shared_tokens)?
+        }
         false => PageTable::csr(case.page_size, &pages.begin, kv_lens)?,
     };
     let queries = QueryLengths::indptr(query_begin)?;
@@ -272,7 +301,7 @@ fn check(
     batch: &Batch,
     answer: &Answer,
 ) -> (f64, f64) {
-    let Batch { kv_lens, query_lens, query_begin, pages } = batch;
+    let Batch { kv_lens, query_lens, query_begin, pages, .. } = batch;
     let (heads, kv_heads, dim) = (config.query_heads as u64, config.kv_heads as u64, config.head_dim as u64);
     let longest = (0..kv_lens.len()).max_by_key(|i| kv_lens[*i]).unwrap_or(0);
     let (mut difference, mut norm, mut lse_error) = (0.0, 0.0, 0f64);
