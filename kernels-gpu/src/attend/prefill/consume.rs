@@ -309,8 +309,7 @@ impl<'a, V: Variant> Item<'a, V> {
     /// Turns the tile's scores into weights; returns what the sums before them shrink by.
     #[inline(always)]
     unsafe fn weigh<const COLUMNS: usize>(&mut self, scores: &mut [[f32; 4]; COLUMNS]) -> [f32; 2] {
-        let Item { p, variant, at, item_rows, token: key, kv_end, .. } = *self;
-        let lane = if V::IS_LIGHT { self.lane } else { anew(thread::thread_idx_x()) % 32 };
+        let Item { p, variant, at, lane, item_rows, token: key, kv_end, .. } = *self;
         let tile_end = key + 8 * COLUMNS as u32;
         let may_hide = tile_end as i32 > self.first_limit || variant.may_hide(self.end_rows, [key, tile_end]);
         let keys = Keys { p, variant, at, lane, item_rows, key, kv_end, may_hide };
