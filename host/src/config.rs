@@ -82,6 +82,8 @@ pub struct AttentionConfig {
     pub sigmoid_bias: Option<f32>,
     /// Levels of prefixes that requests of a batch may share, 0 for none.
     pub shared_prefix_levels: u32,
+    /// Whether plans share wherever that is less work, even if one block's waiting outweighs it.
+    pub always_shares: bool,
     /// Name of a user-defined variant, whose kernels do what the fields from `mask` on would.
     pub custom_variant: Option<&'static str>,
 }
@@ -218,6 +220,7 @@ impl AttentionConfig {
             sinks: false,
             sigmoid_bias: None,
             shared_prefix_levels: 0,
+            always_shares: false,
             custom_variant: None,
         }
     }
@@ -251,6 +254,11 @@ impl AttentionConfig {
     /// time. Results are the same but for rounding.
     pub fn with_shared_prefixes(self, levels: u32) -> AttentionConfig {
         AttentionConfig { shared_prefix_levels: levels, ..self }
+    }
+
+    /// The same, but plans share also where a batch is too small for it to save time: for tests and measurements.
+    pub fn always_sharing(self) -> AttentionConfig {
+        AttentionConfig { always_shares: true, ..self }
     }
 
     /// Query heads that share a KV head.

@@ -42,7 +42,7 @@ fn planning_never_allocates() {
         .map(|request| [3000, 1000, 0][usize::from(request % 8 == 0) + usize::from(request % 32 == 0)])
         .collect();
     for mode in modes {
-        let config = AttentionConfig::new(32, 8, 128, 16).with_shared_prefixes(2);
+        let config = AttentionConfig::new(32, 8, 128, 16).with_shared_prefixes(2).always_sharing();
         let mut planner = Planner::new(config, Target::new(264, 64).with_tall_rows(128), mode, limits).unwrap();
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         for _ in 0..3 {

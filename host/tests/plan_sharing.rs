@@ -198,7 +198,7 @@ fn configs() -> impl Strategy<Value = AttentionConfig> {
     let heads = vec![(1, 1), (8, 2), (5, 1), (32, 8), (7, 1), (64, 1), (71, 71)];
     let shape = (prop::sample::select(heads), prop::sample::select(vec![1u32, 3, 16, 64]));
     (shape, 1u32..=8, any::<bool>()).prop_map(|(((query, kv), page), levels, causal)| {
-        let config = AttentionConfig::new(query, kv, 128, page).with_shared_prefixes(levels);
+        let config = AttentionConfig::new(query, kv, 128, page).with_shared_prefixes(levels).always_sharing();
         if causal { config } else { config.non_causal() }
     })
 }
@@ -306,7 +306,7 @@ proptest! {
 }
 
 fn config() -> AttentionConfig {
-    AttentionConfig::new(32, 8, 128, 16).with_shared_prefixes(1)
+    AttentionConfig::new(32, 8, 128, 16).with_shared_prefixes(1).always_sharing()
 }
 
 /// `members` decodes with `prefix` keys in common and `suffix` of their own.
@@ -498,4 +498,37 @@ fn equal_leading_pages_are_found() {
     assert_eq!(short.unwrap_err().to_string(), "page_indices has 12 entries; expected 15");
     let ragged = PageTable::ragged(&[0u32, 3]).unwrap().shared_tokens_of_pages(&ids);
     assert_eq!(ragged.unwrap_err(), PageTableError::NoPageIds);
+}
+
+#[test]
+fn a_batch_shares_where_it_saves_more_than_it_waits() {
+    // 33 teams, 128 keys of each request's own; what an H200 took is beside the constants of the rule.
+    for (requests, prefix, shares) in [
+        (16, 1024, false),
+        (16, 4096, false),
+        (16, 8192, true),
+        (64, 1024, false),
+        (64, 2048, true),
+        (64, 32768, true),
+        (4, 2048, false),
+        (256, 1024, true),
+    ] {
+        let config = AttentionConfig::new(32, 8, 128, 16).with_shared_prefixes(1);
+        let (kv_lens, mut shared) = (vec![prefix + 128; requests], vec![prefix; requests]);
+        shared[0] = 0;
+        let target = Target::new(264, 64).with_tall_rows(128);
+        let limits = Limits {
+            max_requests: requests as u32,
+            max_query_tokens: requests as u32,
+            max_kv_len_tokens: prefix + 128,
+            max_kv_tokens: requests as u64 * (prefix as u64 + 128),
+        };
+        let mut planner = Planner::new(config, target, SplitMode::Balanced, limits).unwrap();
+        let table = PageTable::block_table(16, (prefix + 128) / 16, &kv_lens).unwrap();
+        let table = table.with_shared_prefixes(&shared).unwrap();
+        let plan = planner.plan(&table, QueryLengths::uniform(1)).unwrap();
+        let sharing = plan.sharing();
+        assert_eq!(sharing.shared_requests, if shares { requests } else { 0 }, "{requests} with {prefix}");
+        assert_eq!(sharing.not_shared, (!shares).then_some(NotShared::DoesNotPay), "{requests} with {prefix}");
+    }
 }

@@ -15,7 +15,7 @@ fn case(name: &str, heads: (u32, u32), page_size: u32, requests: &[Request]) -> 
     let column = |of: fn(&Request) -> u32| requests.iter().map(of).collect::<Vec<u32>>();
     let (query_lens, kv_lens) = (column(|request| request.0), column(|request| request.1));
     let mut case = Case::new(format!("prefixes: {name}"), heads, 64, page_size, &query_lens, &kv_lens);
-    case.config = case.config.with_shared_prefixes(LEVELS);
+    case.config = case.config.with_shared_prefixes(LEVELS).always_sharing();
     case.shared_tokens = column(|request| request.2);
     case
 }

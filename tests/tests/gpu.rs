@@ -95,7 +95,7 @@ fn e1_a_graph_follows_the_plan_of_shared_prefixes() {
             shared_tokens: (0..24).map(|request| if request == 0 { 0 } else { prefix }).collect(),
             ..paged(16, Layout::Together)
         };
-        case.config = case.config.with_shared_prefixes(1);
+        case.config = case.config.with_shared_prefixes(1).always_sharing();
         case
     });
     follow_plans(&device, cases);

@@ -130,11 +130,7 @@ fn attention(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
     if rows[0].kernel == Some("prefill") {
         rows.push(attention_in(lab, case, paged, mode, "oxattn-attend", Some(Kernel::Attend))?);
     } else if has_prompts(case)? {
-        match attention_in(lab, case, paged, mode, "oxattn-prefill", Some(Kernel::Prefill)) {
-            // Not on every GPU, and not for every head dim and page size.
-            Err(failure) if is_without_prefill(&*failure) => {}
-            row => rows.push(row?),
-        }
+        rows.extend(by_prefill(lab, case, paged, mode)?);
     }
     if skewed {
         rows.push(attention_in(lab, case, paged, SplitMode::Unsplit, "oxattn-unsplit", None)?);
@@ -152,14 +148,25 @@ fn attention(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
 /// key once.
 fn prefix(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
     let (flat, mode) = (config(case), SplitMode::Balanced);
-    let shared = attention_in(lab, case, flat.with_shared_prefixes(1), mode, "oxattn", None)?;
-    Ok(vec![shared, attention_in(lab, case, flat, mode, "oxattn-flat", None)?])
+    let sharing = flat.with_shared_prefixes(1);
+    let mut rows = vec![attention_in(lab, case, sharing, mode, "oxattn", None)?];
+    rows.extend(by_prefill(lab, case, sharing, mode)?);
+    rows.push(attention_in(lab, case, flat, mode, "oxattn-flat", None)?);
+    Ok(rows)
 }
 
 /// Whether a request has more rows than a short item, so that the prefill kernel is worth a row.
 fn has_prompts(case: &Case) -> Result<bool, Failure> {
     let group = case.query_heads / case.kv_heads;
     Ok(case.query_lens()?.iter().any(|len| len * group > 16))
+}
+
+/// A row of a case by the prefill kernel, where there is one: not on every GPU, and not for every head dim and page size.
+fn by_prefill(lab: &Lab, case: &Case, config: AttentionConfig, mode: SplitMode) -> Result<Option<Row>, Failure> {
+    match attention_in(lab, case, config, mode, "oxattn-prefill", Some(Kernel::Prefill)) {
+        Err(failure) if is_without_prefill(&*failure) => Ok(None),
+        row => row.map(Some),
+    }
 }
 
 fn is_without_prefill(failure: &(dyn std::error::Error + 'static)) -> bool {

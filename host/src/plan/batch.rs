@@ -154,7 +154,7 @@ impl Batch {
             totals: Totals::default(),
             packing: Packing { group, tile_tokens, short_rows, target },
             groups_last: mode == SplitMode::Balanced && !target.all_tall,
-            shared: Shared::new(levels, limits.max_requests as usize, occupied),
+            shared: Shared::new(levels, config.always_shares, limits.max_requests as usize, occupied),
             never_shared,
             sharing: Sharing::default(),
         }
@@ -190,7 +190,7 @@ impl Batch {
         self.sharing = Sharing::default();
         if table.shared_tokens().iter().any(|&tokens| tokens > 0) {
             self.sharing = match self.never_shared {
-                None => self.shared.find(table, query, &self.packing),
+                None => self.shared.find(table, query, &self.packing, self.teams),
                 not_shared => Sharing { not_shared, ..Sharing::default() },
             };
         }

@@ -1,10 +1,16 @@
 //! The end of split items: who finishes an item's last piece folds the pieces' partial states.
+use core::ops::Range;
+
 use simt::{atomic::fetch_add, block::sync_threads, global::Global, shared::Shared, tensor::Element, thread};
 
 use super::work::{Cursor, Work};
 use crate::abi::parameters::AttendParameters;
 use crate::abi::tile::ATTEND_TILE_ROWS;
-use crate::merge::{Values, fold_rows};
+use crate::merge::{TILES_TOGETHER, TileStates, Values, fold_rows, fold_tiles, states_together};
+
+/// Row tiles that are not worth folding together, each by a warp. Four tiles of 27 pieces, which do not fit together, took
+/// an H200 41 us a warp each and 25 one after another.
+const FEW_TILES: u32 = 4;
 
 /// Counts the block's pieces of split items in; the block that counts an item's last piece folds the pieces' states,
 /// in their order, so that the result does not depend on who that is. It comes after the last item of `queue`, apart
@@ -68,13 +74,19 @@ pub(super) unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32>(
                         shared.add(thread).store(covers);
                     }
                     sync_threads();
-                    let mut i = 0;
-                    while i < threads && first + i < end {
+                    let round = Complete { p, complete, words, queue, head };
+                    let (mut i, round_items) = (0, threads.min(end.saturating_sub(first)));
+                    while i < round_items {
+                        if is_cover {
+                            // Often all of them: their last state was the shared item's.
+                            let folded = round.fold_some::<E, HEAD_DIM>(i..round_items, room);
+                            if folded > 0 {
+                                i += folded;
+                                continue;
+                            }
+                        }
                         if complete.add(i).load() == 1 {
-                            let slot = words.add(3 * i);
-                            let item = [slot.load(), slot.add(1).load(), slot.add(2).load()];
-                            let at = Cursor { item: first + i, head, ..queue };
-                            fold_item::<E, HEAD_DIM>(p, &Work::from_words(item, at), room);
+                            fold_item::<E, HEAD_DIM>(p, &round.item(i), room);
                         }
                         i += 1;
                     }
@@ -99,6 +111,99 @@ pub(super) unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32>(
     }
 }
 
+/// Items of a round, which may be complete.
+#[derive(Clone, Copy)]
+struct Complete<'a> {
+    p: &'a AttendParameters,
+    complete: Shared<u32>,
+    words: Shared<[u32; 4]>,
+    queue: Cursor,
+    head: u32,
+}
+
+impl Complete<'_> {
+    /// An item of the round, if it is complete; else one without rows.
+    #[inline(always)]
+    unsafe fn item(&self, i: u32) -> Work {
+        // SAFETY: the round's flags and the complete items' words are there.
+        unsafe {
+            if self.complete.add(i).load() == 0 {
+                return Work::none();
+            }
+            let slot = self.words.add(3 * i);
+            let words = [slot.load(), slot.add(1).load(), slot.add(2).load()];
+            Work::from_words(words, Cursor { head: self.head, ..self.queue })
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn states<const HEAD_DIM: u32>(&self, i: u32) -> TileStates {
+        // SAFETY: as in `item`.
+        let work = unsafe { self.item(i) };
+        let first = work.states(0);
+        TileStates {
+            rows: work.rows,
+            pieces: work.pieces,
+            values: Global::new(self.p.partial_out).add(first * HEAD_DIM as u64),
+            lse: Global::new(self.p.partial_lse).add(first),
+        }
+    }
+
+    /// Folds the complete ones of the first of some items, as many as fit; returns how many these are.
+    #[inline(always)]
+    unsafe fn fold_some<E: Element + Values, const HEAD_DIM: u32>(
+        &self,
+        items: Range<u32>,
+        room: (Shared<u8>, u32, u32),
+    ) -> u32 {
+        let (_, room_bytes, threads) = room;
+        let most = items.end.min(items.start + TILES_TOGETHER as u32);
+        // SAFETY: the kernel's contract; the states are complete.
+        unsafe {
+            let mut free = states_together::<HEAD_DIM>(room_bytes);
+            let mut end = items.start;
+            while end < most {
+                let states = self.states::<HEAD_DIM>(end).states();
+                if states > free.min(threads) {
+                    break;
+                }
+                free -= states;
+                end += 1;
+            }
+            // A few are folded faster one after another, each by all warps.
+            if end - items.start < FEW_TILES {
+                return 0;
+            }
+            fold_tiles::<HEAD_DIM>(
+                room,
+                items.start..end,
+                |i| self.states::<HEAD_DIM>(i),
+                |i, row, column, values, lse| write_row::<E>(self.p, &self.item(i), row, column, values, lse),
+            );
+            end - items.start
+        }
+    }
+}
+
+/// Writes four columns of a row of an item, and its LSE with the first.
+#[inline(always)]
+unsafe fn write_row<E: Element + Values>(
+    p: &AttendParameters,
+    work: &Work,
+    row: u32,
+    column: u32,
+    values: [f32; 4],
+    lse_log2: f32,
+) {
+    // SAFETY: the kernel's contract.
+    unsafe {
+        E::store(work.row(&p.out, p.group, row).add(2 * column as u64), values);
+        if column == 0 && p.lse.address != 0 {
+            work.row(&p.lse, p.group, row).cast::<f32>().store(lse_log2 * p.lse_scale);
+        }
+    }
+}
+
 /// Folds the partial states of an item's rows.
 #[inline(always)]
 unsafe fn fold_item<E: Element + Values, const HEAD_DIM: u32>(
@@ -115,11 +220,7 @@ unsafe fn fold_item<E: Element + Values, const HEAD_DIM: u32>(
         // SAFETY: the kernel's contract; the states are complete.
         unsafe {
             fold_rows::<HEAD_DIM>(room, (rows, work.pieces), (values, lse), |row, column, values, lse_log2| {
-                let row = first + row;
-                E::store(work.row(&p.out, p.group, row).add(2 * column as u64), values);
-                if column == 0 && p.lse.address != 0 {
-                    work.row(&p.lse, p.group, row).cast::<f32>().store(lse_log2 * p.lse_scale);
-                }
+                write_row::<E>(p, work, first + row, column, values, lse_log2);
             });
         }
         first += ATTEND_TILE_ROWS;
