@@ -58,6 +58,8 @@ pub struct Build {
     pub compiler: String,
     /// A kernel for each family it is built for.
     pub kernels: Vec<BuiltKernel>,
+    /// Why kernels that oxattn does without were left out, one a line.
+    pub left_out: Vec<String>,
     /// The user-defined variants that they are of.
     pub variants: Vec<VariantRecord>,
     work: PathBuf,
@@ -123,7 +125,8 @@ impl DeviceCrate {
     }
 
     /// Compiles, cuts, audits and assembles every kernel for every family; `note` gets a line for each step and for each
-    /// kernel that was assembled.
+    /// kernel that was assembled. A prefill kernel of a user-defined variant that is refused, as the variant takes more
+    /// registers than there are, is left out: its batches then have the attend kernel.
     pub fn build(
         &self,
         toolchain: &Toolchain,
@@ -152,28 +155,27 @@ impl DeviceCrate {
             for (entry, launch) in table(&self.kernels, family, &module)? {
                 let ptx = module.kernel(entry.symbol, &launch).map_err(odd)?;
                 let findings = audit::kernel(&ptx, entry.hot);
-                problems.extend(
-                    findings.problems.iter().map(|problem| format!("{} ({}): {problem}", entry.symbol, family.name())),
-                );
                 counts.insert((family, entry.symbol.to_owned()), findings.sync);
-                built.push(BuiltKernel { entry, family, launch, ptx, registers: 0 });
+                built.push((BuiltKernel { entry, family, launch, ptx, registers: 0 }, findings.problems));
             }
         }
         if let Some((file, accept)) = &self.audit {
             audit::compare(file, &counts, *accept, &mut problems)?;
         }
         match assembler {
-            Some(assembler) => assemble(&work, &mut built, assembler, &mut problems, note)?,
+            Some(assembler) => assemble(&work, &mut built, assembler, note)?,
             None => note(
                 "note: no ptxas here, so registers, stack and spills are unchecked \
                  (pip install nvidia-cuda-nvcc, or name one)",
             ),
         }
+        let (kernels, left_out) = judge(built, &mut problems);
         if !problems.is_empty() {
             return Err(BuildError::Refused { problems });
         }
+        left_out.iter().for_each(|reason| note(&format!("left out: {reason}")));
         let (source_hash, compiler) = (sources.hash()?, toolchain.commit.clone());
-        Ok(Build { source_hash, compiler, kernels: built, variants: self.variants.clone(), work })
+        Ok(Build { source_hash, compiler, kernels, left_out, variants: self.variants.clone(), work })
     }
 }
 
@@ -205,30 +207,30 @@ fn table(
     Ok(rows)
 }
 
-/// Fills in the registers and collects what `ptxas` complains of.
+/// Fills in the registers and adds what `ptxas` complains of to each kernel's complaints.
 fn assemble(
     work: &Path,
-    built: &mut [BuiltKernel],
+    built: &mut [(BuiltKernel, Vec<String>)],
     assembler: &Assembler,
-    problems: &mut Vec<String>,
     note: &mut dyn FnMut(&str),
 ) -> Result<(), BuildError> {
     note(&format!("assembling {} kernels by {}", built.len(), assembler.path.display()));
     let folder = work.join("assembled");
-    let jobs =
-        built.iter().map(|kernel| ptxas::Job::new(&folder, kernel.entry.symbol, &kernel.ptx, kernel.family.name()));
+    let jobs = built
+        .iter()
+        .map(|(kernel, _)| ptxas::Job::new(&folder, kernel.entry.symbol, &kernel.ptx, kernel.family.name()));
     let assembled = assembler.run(&jobs.collect::<Vec<_>>())?;
-    for (kernel, assembled) in built.iter_mut().zip(assembled) {
+    for ((kernel, complaints), assembled) in built.iter_mut().zip(assembled) {
         let resources = assembled.resources;
-        let name = format!("{} ({})", kernel.entry.symbol, kernel.family.name());
         kernel.registers = resources.registers;
         if kernel.entry.hot && resources.stack_bytes + resources.spill_bytes > 0 {
-            problems
-                .push(format!("{name}: {} bytes of stack, {} of spills", resources.stack_bytes, resources.spill_bytes));
+            complaints.push(format!("{} bytes of stack, {} of spills", resources.stack_bytes, resources.spill_bytes));
         }
-        problems.extend(resources.warnings.iter().map(|warning| format!("{name}: {warning}")));
+        complaints.extend(resources.warnings);
         note(&format!(
-            "{name}: {} threads x {}, {} registers, {} bytes of stack, {} of spills, {} of PTX",
+            "{} ({}): {} threads x {}, {} registers, {} bytes of stack, {} of spills, {} of PTX",
+            kernel.entry.symbol,
+            kernel.family.name(),
             kernel.launch.threads,
             kernel.launch.blocks_per_multiprocessor,
             resources.registers,
@@ -238,6 +240,21 @@ fn assemble(
         ));
     }
     Ok(())
+}
+
+/// The kernels to keep, and why others are left out; what needed kernels are refused for is added to `problems`.
+fn judge(built: Vec<(BuiltKernel, Vec<String>)>, problems: &mut Vec<String>) -> (Vec<BuiltKernel>, Vec<String>) {
+    let (mut kept, mut left_out) = (Vec::new(), Vec::new());
+    for (kernel, complaints) in built {
+        let name = format!("{} ({})", kernel.entry.symbol, kernel.family.name());
+        let complaints = complaints.into_iter().map(|complaint| format!("{name}: {complaint}"));
+        let before = left_out.len();
+        if kernel.entry.needed { &mut *problems } else { &mut left_out }.extend(complaints);
+        if left_out.len() == before {
+            kept.push(kernel);
+        }
+    }
+    (kept, left_out)
 }
 
 impl Build {
@@ -338,4 +355,32 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), BuildError> {
         fs::create_dir_all(folder).map_err(BuildError::file(folder))?;
     }
     fs::write(path, bytes).map_err(BuildError::file(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn built(symbol: &'static str, needed: bool, complaints: &[&str]) -> (BuiltKernel, Vec<String>) {
+        let entry = KernelEntry { symbol, launch: |_| None, hot: true, needed };
+        let launch = LaunchBounds { threads: 96, blocks_per_multiprocessor: 3, shared_bytes: 0 };
+        let kernel = BuiltKernel { entry, family: Family::Sm90a, launch, ptx: String::new(), registers: 0 };
+        (kernel, complaints.iter().map(|&complaint| complaint.to_owned()).collect())
+    }
+
+    #[test]
+    fn a_refused_kernel_fails_the_build_only_where_it_is_needed() {
+        let table = vec![
+            built("attend_near", true, &["2 calls"]),
+            built("prefill_far", false, &["1 calls", "8 bytes of spills"]),
+            built("attend_far", true, &[]),
+            built("prefill_near", false, &[]),
+        ];
+        let mut problems = vec!["before".to_owned()];
+        let (kept, left_out) = judge(table, &mut problems);
+        assert_eq!(problems, ["before", "attend_near (sm_90a): 2 calls"]);
+        assert_eq!(left_out, ["prefill_far (sm_90a): 1 calls", "prefill_far (sm_90a): 8 bytes of spills"]);
+        let kept: Vec<&str> = kept.iter().map(|kernel| kernel.entry.symbol).collect();
+        assert_eq!(kept, ["attend_near", "attend_far", "prefill_near"]);
+    }
 }

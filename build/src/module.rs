@@ -103,8 +103,9 @@ fn with_bounds(entry: &str, launch: &LaunchBounds) -> Result<String, String> {
 }
 
 /// Aligns tensor maps, which the hardware reads in place, to their 64 bytes: rustc knows no parameter of more than 16.
+/// They are the third parameter; a user-defined variant's own may have their size.
 fn with_aligned_maps(signature: &str) -> String {
-    let size = format!("[{}]", size_of::<CacheMaps>());
+    let size = format!("_param_2[{}]", size_of::<CacheMaps>());
     let line = |line: &str| match line.trim_end_matches(',').ends_with(&size) {
         true => line.replace(".align 8 ", ".align 64 "),
         false => line.to_owned(),
@@ -262,7 +263,8 @@ mod tests {
         let entry = "\
 .visible .entry third(
 \t.param .align 8 .b8 third_param_0[240],
-\t.param .align 8 .b8 third_param_2[256]
+\t.param .align 8 .b8 third_param_2[256],
+\t.param .align 8 .b8 third_param_3[256]
 )
 {
 \tret;
@@ -270,7 +272,8 @@ mod tests {
 ";
         let module = Module::parse(&format!("{TEXT}{entry}")).unwrap();
         let third = module.kernel("third", &BOUNDS).unwrap();
-        assert!(third.contains(".align 8 .b8 third_param_0[240],\n\t.param .align 64 .b8 third_param_2[256]\n)"));
+        assert!(third.contains(".align 8 .b8 third_param_0[240],\n\t.param .align 64 .b8 third_param_2[256],\n"));
+        assert!(third.contains("\t.param .align 8 .b8 third_param_3[256]\n)"));
     }
 
     #[test]

@@ -189,7 +189,11 @@ impl Attention {
         config.validate()?;
         let custom = Custom::find(device, &config)?;
         let attend = Path::new(config, device.target(&config), mode, limits)?;
-        let prefill = match device.prefill_multiprocessors() {
+        let multiprocessors = match &custom {
+            Some(custom) => custom.prefill_multiprocessors,
+            None => device.prefill_multiprocessors(),
+        };
+        let prefill = match multiprocessors {
             Some(multiprocessors) => Prefill::new(config, multiprocessors, mode, limits)?,
             None => None,
         };
@@ -385,9 +389,13 @@ impl Attention {
                 let _ = stream;
                 #[cfg(feature = "emulator")]
                 if let Some((kernel, own)) = self.emulated(arguments) {
-                    let (blocks, config) = (self.attend.blocks(), config_parameters(&variant));
+                    let (blocks, config) = (self.path(planned).blocks(), config_parameters(&variant));
+                    let mappable = match planned.kernel {
+                        Kernel::Attend => None,
+                        Kernel::Prefill => Some(arguments.kv.mappable(&self.config, [&parameters.k, &parameters.v])?),
+                    };
                     // SAFETY: the addresses are live host memory, by this function's contract and the checks above.
-                    return unsafe { self.device.1.launch(kernel, blocks, &parameters, &config, own) };
+                    return unsafe { self.device.1.launch(kernel, blocks, &parameters, &config, mappable, own) };
                 }
                 let (dtype, head_dim) = (self.config.dtype, self.config.head_dim);
                 // SAFETY: the addresses are live host memory, by this function's contract and the checks above.
@@ -417,13 +425,13 @@ impl Attention {
                 match &self.gpu {
                     // SAFETY: the addresses are live memory of the device, by this function's contract.
                     Some(gpu) if planned.header.items != 0 || self.graphs => unsafe {
-                        let blocks = self.path(planned).blocks();
+                        let (blocks, own) = (self.path(planned).blocks(), arguments.variant.custom.as_ref());
                         if planned.kernel == Kernel::Prefill {
                             let (views, box_tokens) = ([&parameters.k, &parameters.v], parameters.box_tokens);
                             let maps = arguments.kv.maps(&self.config, views, box_tokens)?;
-                            return gpu.run_prefill(cuda, blocks, &parameters, &variant, &maps, stream);
+                            return gpu.run_prefill(cuda, blocks, (&parameters, &maps), &variant, own, stream);
                         }
-                        gpu.run(cuda, blocks, &parameters, &variant, arguments.variant.custom.as_ref(), stream)
+                        gpu.run(cuda, blocks, &parameters, &variant, own, stream)
                     },
                     _ => Ok(()),
                 }
@@ -451,9 +459,9 @@ impl Attention {
         Ok(arguments.variant.parameters(&self.config, requests, mask_bytes, mask_requests)?)
     }
 
-    /// The custom variant's kernel for the emulator, and its parameters.
+    /// The custom variant's kernels for the emulator, and its parameters.
     #[cfg(feature = "emulator")]
-    fn emulated<'a>(&'a self, arguments: &'a Run) -> Option<(&'a crate::emulate::Kernel, &'a CustomParameters)> {
+    fn emulated<'a>(&'a self, arguments: &'a Run) -> Option<(&'a crate::emulate::Kernels, &'a CustomParameters)> {
         Some((self.custom.as_ref()?.emulated.as_ref()?, arguments.variant.custom.as_ref()?))
     }
 
@@ -615,15 +623,18 @@ mod gpu {
             &self,
             cuda: &Cuda,
             blocks: u32,
-            parameters: &AttendParameters,
+            (parameters, maps): (&AttendParameters, &CacheMaps),
             variant: &ModifiedParameters,
-            maps: &CacheMaps,
+            custom: Option<&CustomParameters>,
             stream: Stream,
         ) -> Result<(), Error> {
             let kernel = self.prefill.as_ref().expect("plans for a prefill kernel come where one was loaded");
             // SAFETY: the caller's contract is the kernel's own.
             unsafe {
-                if self.is_plain {
+                if let Some(own) = custom {
+                    let config = config_parameters(variant);
+                    cuda.launch_custom(kernel, stream, blocks, (parameters, &config), Some(maps), own)
+                } else if self.is_plain {
                     let plain = StandardParameters { scale_log2: variant.scale };
                     cuda.launch_three(kernel, stream, blocks, (parameters, &plain, maps))
                 } else {
@@ -647,7 +658,7 @@ mod gpu {
             unsafe {
                 if let Some(own) = custom {
                     let config = config_parameters(variant);
-                    cuda.launch_custom(&self.attend, stream, blocks, parameters, &config, own)
+                    cuda.launch_custom(&self.attend, stream, blocks, (parameters, &config), None, own)
                 } else if self.is_plain {
                     let plain = StandardParameters { scale_log2: variant.scale };
                     cuda.launch_pair(&self.attend, stream, blocks, parameters, &plain)

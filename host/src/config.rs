@@ -269,19 +269,23 @@ impl AttentionConfig {
     /// The attend kernel's symbol.
     #[cfg(any(feature = "cuda", feature = "emulator"))]
     pub(crate) fn attend_symbol(&self) -> String {
+        self.symbol("attend")
+    }
+
+    /// The prefill kernel's, where there is one.
+    #[cfg(any(feature = "cuda", feature = "emulator"))]
+    pub(crate) fn prefill_symbol(&self) -> String {
+        self.symbol("prefill")
+    }
+
+    #[cfg(any(feature = "cuda", feature = "emulator"))]
+    fn symbol(&self, kernel: &str) -> String {
         let variant = match self.custom_variant {
             Some(name) => format!("{name}_"),
             None if self.is_plain() => String::new(),
             None => "modified_".to_owned(),
         };
-        format!("attend_{variant}{}_d{}", self.dtype, self.head_dim)
-    }
-
-    /// The prefill kernel's, where there is one.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn prefill_symbol(&self) -> String {
-        let variant = if self.is_plain() { "" } else { "modified_" };
-        format!("prefill_{variant}{}_d{}", self.dtype, self.head_dim)
+        format!("{kernel}_{variant}{}_d{}", self.dtype, self.head_dim)
     }
 
     /// Refuses what no kernel does.

@@ -2,7 +2,8 @@
 //!
 //! In: a bundle that `oxattn-build` made of a crate of variants ([`Device::load_bundle`]), a config that names one
 //! ([`AttentionConfig::with_custom_variant`]), and for each run the variant's parameters ([`CustomParameters`]). Out: the
-//! attention of that variant; planning, splits, folds and graphs are as ever. Invariant: a kernel is launched only if it
+//! attention of that variant; planning, the choice of a kernel, splits, folds and graphs are as ever, but that batches of
+//! prompts have the prefill kernel only where the bundle has the variant's. Invariant: a kernel is launched only if it
 //! was compiled with this crate's layouts and tiles, and with as many bytes of parameters as it was compiled for.
 //!
 //! The kernels honour the config's scale, causal rule and windows. Addresses among the parameters are the caller's: what
@@ -145,9 +146,11 @@ pub(crate) struct Custom {
     variant: &'static str,
     /// As compiled.
     parameters_bytes: usize,
-    /// Its kernel for the emulator.
+    /// Multiprocessors for its prefill kernel, where it was built and the device runs such.
+    pub prefill_multiprocessors: Option<u32>,
+    /// Its kernels for the emulator.
     #[cfg(feature = "emulator")]
-    pub emulated: Option<crate::emulate::Kernel>,
+    pub emulated: Option<crate::emulate::Kernels>,
 }
 
 impl Custom {
@@ -158,22 +161,27 @@ impl Custom {
             #[cfg(feature = "cpu")]
             Executor::Cpu => {
                 #[cfg(feature = "emulator")]
-                if let Some(kernel) = device.1.kernel(variant, config)? {
+                if let Some(kernels) = device.1.kernels(variant, config)? {
                     return Ok(Some(Custom {
                         variant,
-                        parameters_bytes: kernel.parameters_bytes(),
-                        emulated: Some(kernel),
+                        parameters_bytes: kernels.parameters_bytes(),
+                        prefill_multiprocessors: kernels.prefill_multiprocessors(),
+                        emulated: Some(kernels),
                     }));
                 }
                 Err(CustomVariantError::OnCpu { variant })
             }
             #[cfg(feature = "cuda")]
-            Executor::Cuda(cuda) => Ok(Some(Custom {
-                variant,
-                parameters_bytes: cuda.custom_variant(variant, config)?,
-                #[cfg(feature = "emulator")]
-                emulated: None,
-            })),
+            Executor::Cuda(cuda) => {
+                let found = cuda.custom_variant(variant, config)?;
+                Ok(Some(Custom {
+                    variant,
+                    parameters_bytes: found.parameters_bytes,
+                    prefill_multiprocessors: device.prefill_multiprocessors().filter(|_| found.has_prefill),
+                    #[cfg(feature = "emulator")]
+                    emulated: None,
+                }))
+            }
         }
     }
 
@@ -202,6 +210,7 @@ mod tests {
         let custom = |parameters_bytes| Custom {
             variant: "near",
             parameters_bytes,
+            prefill_multiprocessors: None,
             #[cfg(feature = "emulator")]
             emulated: None,
         };

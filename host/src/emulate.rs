@@ -13,12 +13,18 @@ use kernels_gpu::abi::manifest::{KernelEntry, LaunchBounds};
 use kernels_gpu::abi::parameters::{AttendParameters, ConfigParameters};
 use kernels_gpu::abi::tile::Family;
 use kernels_gpu::custom::CustomVariant;
-use simt::emulator::{GlobalMemory, Launch, RawAccess};
+use simt::bulk::TensorMap;
+use simt::emulator::{GlobalMemory, Launch, RawAccess, TensorMapDescription};
+use simt::wgmma::Swizzle;
 
 use crate::Error;
 use crate::config::AttentionConfig;
 use crate::custom::{CustomParameters, CustomVariantError};
 use crate::device::Device;
+use crate::tensor::Mappable;
+
+/// For prefill kernels: few, so that a block has several items to go through.
+const MULTIPROCESSORS: u32 = 6;
 
 impl Device {
     /// Has this CPU device run the kernels of a user-defined variant under the emulator, thread by thread, as `family`
@@ -36,6 +42,7 @@ impl Device {
             kernels: V::KERNELS,
             parameters_bytes: size_of::<V::Parameters>(),
             thread: thread::<V>,
+            prefill_thread: prefill_thread::<V>,
         };
         self.1.lock().variants.insert(V::NAME, variant);
         Ok(())
@@ -58,6 +65,22 @@ unsafe fn thread<V: CustomVariant>(
     unsafe { V::emulate(symbol, family, p, config, bytemuck::pod_read_unaligned(own)) }
 }
 
+/// Runs one thread of a prefill kernel, of tensor maps at an address.
+type PrefillThread = unsafe fn(&str, AttendParameters, ConfigParameters, u64, &[u8]) -> Option<()>;
+
+/// # Safety
+/// As [`CustomVariant::emulate_prefill`]'s.
+unsafe fn prefill_thread<V: CustomVariant>(
+    symbol: &str,
+    p: AttendParameters,
+    config: ConfigParameters,
+    maps: u64,
+    own: &[u8],
+) -> Option<()> {
+    // SAFETY: the caller's.
+    unsafe { V::emulate_prefill(symbol, p, config, maps, bytemuck::pod_read_unaligned(own)) }
+}
+
 /// What a CPU device emulates, and the memory that its buffers are.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Emulation(Arc<Mutex<State>>);
@@ -76,19 +99,24 @@ struct Variant {
     kernels: &'static [&'static [KernelEntry]],
     parameters_bytes: usize,
     thread: Thread,
+    prefill_thread: PrefillThread,
 }
 
-/// One kernel of an emulated variant.
+/// The kernels of an emulated variant for a config.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Kernel {
-    symbol: &'static str,
-    bounds: LaunchBounds,
+pub(crate) struct Kernels {
+    attend: (&'static str, LaunchBounds),
+    prefill: Option<(&'static str, LaunchBounds)>,
     variant: Variant,
 }
 
-impl Kernel {
+impl Kernels {
     pub fn parameters_bytes(&self) -> usize {
         self.variant.parameters_bytes
+    }
+
+    pub fn prefill_multiprocessors(&self) -> Option<u32> {
+        self.prefill.map(|_| MULTIPROCESSORS)
     }
 }
 
@@ -113,34 +141,45 @@ impl Emulation {
         Registration(self.clone(), address)
     }
 
-    /// The kernel of a config; `None` where its variant is not emulated.
-    pub fn kernel(&self, name: &'static str, config: &AttentionConfig) -> Result<Option<Kernel>, CustomVariantError> {
+    /// The kernels of a config; `None` where its variant is not emulated.
+    pub fn kernels(&self, name: &'static str, config: &AttentionConfig) -> Result<Option<Kernels>, CustomVariantError> {
         let Some(variant) = self.lock().variants.get(name).copied() else { return Ok(None) };
         let (wanted, family) = (config.attend_symbol(), variant.family);
         let built = variant.kernels.iter().copied().flatten();
         let mut built = built.filter_map(|kernel| Some((kernel.symbol, (kernel.launch)(family)?)));
         match built.clone().find(|(symbol, _)| *symbol == wanted) {
-            Some((symbol, bounds)) => Ok(Some(Kernel { symbol, bounds, variant })),
+            Some(attend) => {
+                let wanted = config.prefill_symbol();
+                Ok(Some(Kernels { attend, prefill: built.find(|(symbol, _)| *symbol == wanted), variant }))
+            }
             None => {
-                let built = built.by_ref().map(|(symbol, _)| symbol.to_owned()).collect();
+                let built = built.map(|(symbol, _)| symbol.to_owned());
+                let built = built.filter(|symbol| symbol.starts_with("attend_")).collect();
                 Err(CustomVariantError::NotBuilt { variant: name, symbol: wanted, family: family.name(), built })
             }
         }
     }
 
-    /// Launches a kernel and waits for it.
+    /// Launches the attend kernel or, with what to map, the prefill kernel, and waits for it.
     ///
     /// # Safety
-    /// The parameters describe live memory, which nobody else uses meanwhile.
+    /// The parameters describe live memory, which nobody else uses meanwhile. What is to be mapped comes for an attention
+    /// that has a prefill kernel.
     pub unsafe fn launch(
         &self,
-        kernel: &Kernel,
+        kernels: &Kernels,
         blocks: u32,
         p: &AttendParameters,
         config: &ConfigParameters,
+        mappable: Option<[Mappable; 2]>,
         own: &CustomParameters,
     ) -> Result<(), Error> {
-        let Kernel { symbol, bounds, variant } = *kernel;
+        let Kernels { attend, prefill, variant } = *kernels;
+        let prefill = mappable.and(prefill);
+        let (symbol, bounds) = prefill.unwrap_or(attend);
+        let maps =
+            mappable.map(|[k, v]| Ok::<_, Error>([map(&k, p.box_tokens)?, map(&v, p.box_tokens)?])).transpose()?;
+        let maps_address = maps.as_ref().map_or(0, |maps| maps.as_ptr() as u64);
         let buffers: Vec<(u64, usize)> =
             self.lock().buffers.iter().map(|(&address, &bytes)| (address, bytes)).collect();
         let mut memory = GlobalMemory::new();
@@ -149,14 +188,38 @@ impl Emulation {
             // contract, and the rest is never looked at.
             unsafe { memory.register_raw(address, bytes, RawAccess::Writable) };
         }
+        if let Some(maps) = &maps {
+            // SAFETY: they outlive the launch.
+            unsafe { memory.register_raw(maps_address, size_of_val(maps), RawAccess::ReadOnly) };
+        }
         let LaunchBounds { threads, shared_bytes, .. } = bounds;
         let launch = Launch { grid_blocks: blocks, block_threads: threads, shared_bytes, seed: variant.seed };
         let run = || {
             // SAFETY: inside a launch with the kernel's bounds; a stray access is the emulator's to find. The symbol is one
             // of the variant's, so there is something to run.
-            let _ = unsafe { (variant.thread)(symbol, variant.family, *p, *config, own.as_bytes()) };
+            let _ = unsafe {
+                match prefill {
+                    Some(_) => (variant.prefill_thread)(symbol, *p, *config, maps_address, own.as_bytes()),
+                    None => (variant.thread)(symbol, variant.family, *p, *config, own.as_bytes()),
+                }
+            };
         };
         launch.run(&mut memory, run).map_err(|fault| Error::Emulator { symbol: symbol.to_owned(), fault })?;
         Ok(())
     }
+}
+
+/// The tensor map of one of K and V.
+fn map(of: &Mappable, box_tokens: u32) -> Result<TensorMap, Error> {
+    let description = TensorMapDescription {
+        address: of.address,
+        element_bytes: 2,
+        // More than a kernel can index is as good as what it can.
+        extents: &of.dims.map(|extent| u32::try_from(extent).unwrap_or(u32::MAX)),
+        strides_bytes: &of.strides_bytes,
+        box_extents: &[64, box_tokens, 1, 1],
+        element_strides: &[1; 4],
+        swizzle: Swizzle::Bytes128,
+    };
+    Ok(description.encode()?)
 }

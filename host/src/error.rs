@@ -39,6 +39,10 @@ pub enum Error {
         /// The rule, and where it was broken.
         fault: simt::emulator::EmulatorError,
     },
+    /// The emulator cannot map a cache for a prefill kernel.
+    #[cfg(feature = "emulator")]
+    #[error(transparent)]
+    EmulatedTensorMap(#[from] simt::emulator::TensorMapError),
     /// The rotary embedding is not one we can do.
     #[cfg(any(feature = "cpu", feature = "cuda"))]
     #[error(transparent)]

@@ -103,7 +103,8 @@ pub enum ArgumentError {
     /// The prefill kernel was asked for where there is none.
     #[error(
         "no prefill kernel for head_dim {head_dim} and page_size_tokens {page_size_tokens} here; it needs a Hopper GPU, \
-         head_dim 64, 128 or 256, pages of a multiple of 8 tokens, no custom variant, and SplitMode::Balanced or Unsplit"
+         head_dim 64, 128 or 256, pages of a multiple of 8 tokens, SplitMode::Balanced or Unsplit, and of a custom \
+         variant a kernel in its bundle"
     )]
     NoPrefillKernel {
         /// The attention's.
@@ -369,47 +370,64 @@ impl PagedCache {
     }
 }
 
-#[cfg(feature = "cuda")]
+/// K or V as the prefill kernel copies it: dims head dim, tokens of a page, KV heads, pages (of ragged rows: head dim,
+/// rows, KV heads, 1).
+#[cfg(any(feature = "cuda", feature = "emulator"))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mappable {
+    pub address: u64,
+    pub dims: [u64; 4],
+    /// From a token, a head and a page to the next.
+    pub strides_bytes: [u64; 3],
+}
+
+#[cfg(any(feature = "cuda", feature = "emulator"))]
 impl KvMemory {
-    /// The tensor maps by which the prefill kernel copies from `k` and `v`, in boxes of `box_tokens` tokens.
-    pub(crate) fn maps(
+    /// K and V for tensor maps.
+    pub(crate) fn mappable(
         &self,
         config: &AttentionConfig,
         [k, v]: [&CacheView; 2],
-        box_tokens: u32,
-    ) -> Result<CacheMaps, crate::Error> {
+    ) -> Result<[Mappable; 2], ArgumentError> {
         let (dim, heads) = (config.head_dim as u64, config.kv_heads as u64);
         Ok(match self {
             KvMemory::Paged { cache, .. } => {
                 let dims = [dim, config.page_size_tokens as u64, heads, cache.k.pages];
-                CacheMaps {
-                    k: map("cache.k", k, dims, config.dtype, box_tokens)?,
-                    v: map("cache.v", v, dims, config.dtype, box_tokens)?,
-                }
+                [mappable("cache.k", k, dims, config.dtype)?, mappable("cache.v", v, dims, config.dtype)?]
             }
-            KvMemory::Ragged { k: keys, v: values } => CacheMaps {
-                k: map("k", k, [dim, keys.tokens, heads, 1], config.dtype, box_tokens)?,
-                v: map("v", v, [dim, values.tokens, heads, 1], config.dtype, box_tokens)?,
-            },
+            KvMemory::Ragged { k: keys, v: values } => [
+                mappable("k", k, [dim, keys.tokens, heads, 1], config.dtype)?,
+                mappable("v", v, [dim, values.tokens, heads, 1], config.dtype)?,
+            ],
         })
+    }
+
+    /// The tensor maps by which the prefill kernel copies from `k` and `v`, in boxes of `box_tokens` tokens.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn maps(
+        &self,
+        config: &AttentionConfig,
+        views: [&CacheView; 2],
+        box_tokens: u32,
+    ) -> Result<CacheMaps, crate::Error> {
+        let is_bf16 = config.dtype == DType::Bf16;
+        let map = |Mappable { address, dims, strides_bytes }| {
+            crate::driver::CacheMapDescription { address, dims, strides_bytes, box_tokens, is_bf16 }.encode()
+        };
+        let [k, v] = self.mappable(config, views)?;
+        Ok(CacheMaps { k: map(k)?, v: map(v)? })
     }
 }
 
-#[cfg(feature = "cuda")]
-fn map(
-    tensor: &'static str,
-    view: &CacheView,
-    dims: [u64; 4],
-    dtype: DType,
-    box_tokens: u32,
-) -> Result<[u64; 16], crate::Error> {
+#[cfg(any(feature = "cuda", feature = "emulator"))]
+fn mappable(tensor: &'static str, view: &CacheView, dims: [u64; 4], dtype: DType) -> Result<Mappable, ArgumentError> {
     // A stride that nothing steps by may be anything; the hardware looks at it all the same.
     let stride = |field, got: i64, count: u64| match got {
         _ if count <= 1 => Ok(dims[0] * dtype.bytes() as u64),
         16..0x100_0000_0000 if got % 16 == 0 => Ok(got as u64),
         _ => Err(ArgumentError::Unmappable { tensor, field, got }),
     };
-    let description = crate::driver::CacheMapDescription {
+    Ok(Mappable {
         address: view.address,
         dims: dims.map(|count| count.max(1)),
         strides_bytes: [
@@ -417,10 +435,7 @@ fn map(
             stride("head_stride", view.head_stride_bytes, dims[2])?,
             stride("page_stride", view.page_stride_bytes, dims[3])?,
         ],
-        box_tokens,
-        is_bf16: dtype == DType::Bf16,
-    };
-    Ok(description.encode()?)
+    })
 }
 
 /// Page ids on the device, `u32`, as the page table's offsets address them.

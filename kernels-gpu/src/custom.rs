@@ -1,11 +1,12 @@
 //! Kernels of user-defined variants: what a crate of them is made with.
 //!
 //! In: a type that is a [`Variant`], a name, element types and head dims, by
-//! [`attend_kernels!`](crate::attend_kernels). Out: on the GPU, an entry for each element type and head dim; on a host
-//! (with the feature `emulator`), [`CustomVariant`]: the table of those entries for the build and the bundle, and the
-//! kernels themselves for the emulator. Invariant: a kernel does what the config says besides the variant, its scale,
-//! causal rule and window, in the same way as oxattn's own.
+//! [`attend_kernels!`](crate::attend_kernels). Out: on the GPU, an attend and, on Hopper, a prefill kernel for each
+//! element type and head dim; on a host (with the feature `emulator`), [`CustomVariant`]: the table of those entries for
+//! the build and the bundle, and the kernels themselves for the emulator. Invariant: a kernel does what the config says
+//! besides the variant, its scale, causal rule and window, in the same way as oxattn's own.
 
+use crate::abi::tile::PrefillTile;
 #[cfg(not(target_arch = "nvptx64"))]
 use crate::{
     abi::{
@@ -26,10 +27,11 @@ pub const MOST_NAME_BYTES: usize = 32;
 pub trait CustomVariant: Variant<Parameters: bytemuck::Pod> {
     /// What a config calls it by.
     const NAME: &'static str;
-    /// The kernels, those of an element type together. Kernel `attend_<name>_<dtype>_d<head dim>` is one of them.
+    /// The kernels, those of an element type and a kind together. `attend_<name>_<dtype>_d<head dim>` is one of them, and
+    /// `prefill_<name>_<dtype>_d<head dim>` may be.
     const KERNELS: &'static [&'static [KernelEntry]];
 
-    /// Runs one thread of the kernel of that symbol; `None` where there is no such kernel.
+    /// Runs one thread of the attend kernel of that symbol; `None` where there is no such kernel.
     ///
     /// # Safety
     /// Called inside a launch of the emulator with the kernel's launch bounds; the parameters describe live memory.
@@ -41,6 +43,20 @@ pub trait CustomVariant: Variant<Parameters: bytemuck::Pod> {
         config: crate::abi::parameters::ConfigParameters,
         own: Self::Parameters,
     ) -> Option<()>;
+
+    /// The same of a prefill kernel. `maps` is the address of its
+    /// [`CacheMaps`](crate::abi::parameters::CacheMaps), at a multiple of 64 bytes.
+    ///
+    /// # Safety
+    /// As [`emulate`](Self::emulate).
+    #[cfg(feature = "emulator")]
+    unsafe fn emulate_prefill(
+        symbol: &str,
+        p: crate::abi::parameters::AttendParameters,
+        config: crate::abi::parameters::ConfigParameters,
+        maps: u64,
+        own: Self::Parameters,
+    ) -> Option<()>;
 }
 
 /// The launch bounds of an attend kernel.
@@ -48,6 +64,28 @@ pub trait CustomVariant: Variant<Parameters: bytemuck::Pod> {
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn bounds(head_dim: u32, family: Family) -> Option<LaunchBounds> {
     crate::entries::attend_bounds(head_dim, family)
+}
+
+/// The launch bounds of a prefill kernel; `None` where there is none for the head dim.
+#[doc(hidden)]
+#[cfg(not(target_arch = "nvptx64"))]
+pub fn prefill_bounds(head_dim: u32, family: Family) -> Option<LaunchBounds> {
+    crate::entries::prefill_bounds(head_dim, family)
+}
+
+/// Refuses, as a constant that does not compile, head dims of prefill kernels that would never be launched.
+#[doc(hidden)]
+pub const fn check_prefill_head_dims(head_dims: &[u32], prefill_head_dims: &[u32]) {
+    let mut i = 0;
+    while i < prefill_head_dims.len() {
+        let (head_dim, mut at) = (prefill_head_dims[i], 0);
+        assert!(PrefillTile::new(head_dim).is_some(), "prefill kernels are for head dims 64, 128 and 256");
+        while at < head_dims.len() && head_dims[at] != head_dim {
+            at += 1;
+        }
+        assert!(at < head_dims.len(), "a prefill kernel's head dim is one of the attend kernels' too");
+        i += 1;
+    }
 }
 
 /// `name`, if it can be part of a symbol; a constant of it does not compile otherwise.
@@ -68,7 +106,7 @@ mod device {
     use simt::tensor::Element;
 
     use crate::abi::parameters::{AttendParameters, ConfigParameters};
-    use crate::abi::tile::{AttendTile, Family};
+    use crate::abi::tile::{AttendTile, Family, PrefillTile};
     use crate::merge::Values;
     use crate::variant::{Piece, RowAt, Variant, Window};
 
@@ -91,6 +129,15 @@ mod device {
         match AttendTile::new(head_dim, Family::Sm90a) {
             Some(tile) => (head_dim / 16 / tile.output_warps) as usize,
             None => panic!("no kernel is made for this head dim"),
+        }
+    }
+
+    /// 8-column steps of a prefill kernel's scores.
+    #[doc(hidden)]
+    pub const fn prefill_columns(head_dim: u32) -> usize {
+        match PrefillTile::new(head_dim) {
+            Some(tile) => (tile.tile_tokens / 8) as usize,
+            None => panic!("no prefill kernel is made for this head dim"),
         }
     }
 
@@ -190,17 +237,68 @@ mod device {
             crate::attend::attend::<E, Configured<V>, HEAD_DIM, HOPPER, QUERY_STEPS, OUTPUT_STEPS>(p, (config, own))
         }
     }
+
+    /// The prefill kernel of a variant.
+    ///
+    /// # Safety
+    /// As [`attend::prefill::prefill`](crate::attend::prefill::prefill).
+    #[doc(hidden)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
+    #[cfg_attr(not(target_arch = "nvptx64"), inline(never))]
+    pub unsafe fn prefill<
+        E: Element + Values,
+        V: Variant,
+        const HEAD_DIM: u32,
+        const COLUMNS: usize,
+        const DEPTH: usize,
+        const STEPS: usize,
+        const TILES: usize,
+    >(
+        p: AttendParameters,
+        config: ConfigParameters,
+        maps: u64,
+        own: V::Parameters,
+    ) {
+        let maps = simt::global::Global::new(maps);
+        // SAFETY: the caller's contract is this function's own.
+        unsafe {
+            crate::attend::prefill::prefill::<E, Configured<V>, HEAD_DIM, COLUMNS, DEPTH, STEPS, TILES>(
+                p,
+                (config, own),
+                maps,
+            )
+        }
+    }
 }
 
-/// Makes the attend kernels of a [`Variant`](crate::variant::Variant), one for each element type (`bf16`, `f16`) and
-/// head dim: `attend_<name>_<dtype>_d<head dim>`.
+/// The address of the third parameter of the kernel whose symbol's parts are given: the hardware reads tensor maps where
+/// they are, and a reference would be to a copy. The compiler calls parameter `i` of kernel `k` `k_param_i`.
+#[doc(hidden)]
+#[cfg(target_arch = "nvptx64")]
+#[macro_export]
+macro_rules! third_parameter {
+    ($($part:expr),+) => {{
+        let address: u64;
+        // SAFETY: takes an address.
+        unsafe {
+            core::arch::asm!(
+                concat!("mov.b64 {0}, ", $($part,)+ "_param_2; cvta.param.u64 {0}, {0};"),
+                out(reg64) address, options(pure, nomem, nostack, preserves_flags))
+        }
+        address
+    }};
+}
+
+/// Makes the kernels of a [`Variant`](crate::variant::Variant), for each element type (`bf16`, `f16`) and head dim
+/// `attend_<name>_<dtype>_d<head dim>` and, where oxattn has prefill kernels (64, 128 and 256, on Hopper),
+/// `prefill_<name>_<dtype>_d<head dim>`.
 ///
 /// ```ignore
 /// kernels_gpu::attend_kernels! { variant: MyVariant, name: "my_variant", elements: [bf16, f16], head_dims: [64, 128] }
 /// ```
 ///
-/// The name is of lower-case letters, digits and underscores, at most 32. On a host the variant becomes a
-/// `CustomVariant`.
+/// The name is of lower-case letters, digits and underscores, at most 32. `prefill_head_dims: [128]` behind the head dims
+/// makes prefill kernels for these alone, and `[]` makes none. On a host the variant becomes a `CustomVariant`.
 #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
 #[macro_export]
 macro_rules! attend_kernels {
@@ -210,16 +308,33 @@ macro_rules! attend_kernels {
         elements: [$($element:ident),+ $(,)?],
         head_dims: $dims:tt $(,)?
     ) => {
+        $crate::attend_kernels! { @all $variant, $name, [$($element)+], $dims, $dims }
+    };
+    (
+        variant: $variant:ty,
+        name: $name:literal,
+        elements: [$($element:ident),+ $(,)?],
+        head_dims: $dims:tt,
+        prefill_head_dims: $prefill_dims:tt $(,)?
+    ) => {
+        const _: () = $crate::custom::check_prefill_head_dims(&$dims, &$prefill_dims);
+        $crate::attend_kernels! { @all $variant, $name, [$($element)+], $dims, $prefill_dims }
+    };
+
+    (@all $variant:ty, $name:literal, [$($element:ident)+], $dims:tt, $prefill_dims:tt) => {
         const _: &str = $crate::custom::checked_name($name);
 
         #[cfg(target_arch = "nvptx64")]
-        $crate::attend_kernels! { @entries $variant, $name, [$($element)+], $dims }
+        $crate::attend_kernels! { @entries $variant, $name, [$($element)+], $dims, $prefill_dims }
 
         #[cfg(not(target_arch = "nvptx64"))]
         impl $crate::custom::CustomVariant for $variant {
             const NAME: &'static str = $name;
             const KERNELS: &'static [&'static [$crate::abi::manifest::KernelEntry]] =
-                &[$($crate::attend_kernels!(@table $name, $element, $dims)),+];
+                &[$(
+                    $crate::attend_kernels!(@table $name, $element, $dims),
+                    $crate::attend_kernels!(@prefill_table $name, $element, $prefill_dims),
+                )+];
 
             unsafe fn emulate(
                 symbol: &str,
@@ -236,11 +351,34 @@ macro_rules! attend_kernels {
                 }
                 None
             }
+
+            #[allow(unused_variables, reason = "there may be no prefill kernels")]
+            unsafe fn emulate_prefill(
+                symbol: &str,
+                p: $crate::abi::parameters::AttendParameters,
+                config: $crate::abi::parameters::ConfigParameters,
+                maps: u64,
+                own: <$variant as $crate::variant::Variant>::Parameters,
+            ) -> Option<()> {
+                $($crate::attend_kernels! {
+                    @emulate_prefill $variant, $name, $element, $prefill_dims, symbol p config maps own
+                })+
+                None
+            }
         }
     };
 
-    (@entries $variant:ty, $name:literal, [$($element:ident)+], $dims:tt) => {
-        $($crate::attend_kernels! { @entries_of $variant, $name, $element, $dims })+
+    // What follows a head dim that oxattn has prefill kernels for.
+    (@where_prefill 64 $($body:tt)*) => { $($body)* };
+    (@where_prefill 128 $($body:tt)*) => { $($body)* };
+    (@where_prefill 256 $($body:tt)*) => { $($body)* };
+    (@where_prefill $other:tt $($body:tt)*) => {};
+
+    (@entries $variant:ty, $name:literal, [$($element:ident)+], $dims:tt, $prefill_dims:tt) => {
+        $(
+            $crate::attend_kernels! { @entries_of $variant, $name, $element, $dims }
+            $crate::attend_kernels! { @prefill_entries_of $variant, $name, $element, $prefill_dims }
+        )+
     };
     (@entries_of $variant:ty, $name:literal, $element:ident, [$($dim:literal),+ $(,)?]) => {
         $(const _: () = {
@@ -264,13 +402,50 @@ macro_rules! attend_kernels {
             }
         };)+
     };
+    (@prefill_entries_of $variant:ty, $name:literal, $element:ident, [$($dim:tt),* $(,)?]) => {
+        $($crate::attend_kernels! { @where_prefill $dim
+            const _: () = {
+                #[cfg(target_feature = "sm_90a")]
+                #[unsafe(export_name = concat!("prefill_", $name, "_", stringify!($element), "_d", $dim))]
+                unsafe extern "ptx-kernel" fn kernel(
+                    p: $crate::abi::parameters::AttendParameters,
+                    config: $crate::abi::parameters::ConfigParameters,
+                    _: $crate::abi::parameters::CacheMaps,
+                    own: <$variant as $crate::variant::Variant>::Parameters,
+                ) {
+                    let maps = $crate::third_parameter!("prefill_", $name, "_", stringify!($element), "_d", $dim);
+                    // SAFETY: the launcher passes what the body's contract asks for.
+                    unsafe {
+                        $crate::custom::prefill::<
+                            $crate::custom::elements::$element,
+                            $variant,
+                            $dim,
+                            { $crate::custom::prefill_columns($dim) },
+                            { $crate::custom::prefill_columns($dim) / 2 },
+                            { $dim / 16 },
+                            { $dim / 8 },
+                        >(p, config, maps, own)
+                    }
+                }
+            };
+        })*
+    };
 
     (@table $name:literal, $element:ident, [$($dim:literal),+ $(,)?]) => {
         &[$($crate::abi::manifest::KernelEntry {
             symbol: concat!("attend_", $name, "_", stringify!($element), "_d", $dim),
             launch: |family| $crate::custom::bounds($dim, family),
             hot: true,
+            needed: true,
         }),+]
+    };
+    (@prefill_table $name:literal, $element:ident, [$($dim:literal),* $(,)?]) => {
+        &[$($crate::abi::manifest::KernelEntry {
+            symbol: concat!("prefill_", $name, "_", stringify!($element), "_d", $dim),
+            launch: |family| $crate::custom::prefill_bounds($dim, family),
+            hot: true,
+            needed: false,
+        }),*]
     };
 
     (
@@ -291,5 +466,28 @@ macro_rules! attend_kernels {
             }
             return Some(());
         })+
+    };
+    (
+        @emulate_prefill $variant:ty, $name:literal, $element:ident, [$($dim:tt),* $(,)?],
+        $symbol:ident $p:ident $config:ident $maps:ident $own:ident
+    ) => {
+        $($crate::attend_kernels! { @where_prefill $dim
+            if $symbol == concat!("prefill_", $name, "_", stringify!($element), "_d", $dim) {
+                const COLUMNS: usize = $crate::custom::prefill_columns($dim);
+                // SAFETY: the caller's contract is the kernel's own.
+                unsafe {
+                    $crate::custom::prefill::<
+                        $crate::custom::elements::$element,
+                        $variant,
+                        $dim,
+                        COLUMNS,
+                        { COLUMNS / 2 },
+                        { $dim / 16 },
+                        { $dim / 8 },
+                    >($p, $config, $maps, $own)
+                }
+                return Some(());
+            }
+        })*
     };
 }

@@ -70,6 +70,8 @@ macro_rules! for_each_kernel {
 
 #[cfg(all(target_arch = "nvptx64", feature = "entries"))]
 mod device {
+    #[cfg(target_feature = "sm_90a")]
+    use simt::global::Global;
     use simt::number::{Bf16, F16};
 
     use crate::abi::parameters::*;
@@ -77,22 +79,6 @@ mod device {
     use crate::attend::prefill::prefill;
     use crate::variant::{Modified, ModifiedParameters, Standard, StandardParameters};
     use crate::{append, attend, merge, rope, rope_append, stream, validate};
-
-    /// The address of a kernel's parameter: the hardware reads tensor maps where they are, and a reference would be to a
-    /// copy. The compiler calls parameter `i` of kernel `k` `k_param_i`.
-    #[cfg(target_feature = "sm_90a")]
-    macro_rules! parameter {
-        ($kernel:ident, $index:literal) => {{
-            let address: u64;
-            // SAFETY: takes an address.
-            unsafe {
-                core::arch::asm!(
-                    concat!("mov.b64 {0}, ", stringify!($kernel), "_param_", $index, "; cvta.param.u64 {0}, {0};"),
-                    out(reg64) address, options(pure, nomem, nostack, preserves_flags))
-            }
-            simt::global::Global::new(address)
-        }};
-    }
 
     const HOPPER: bool = cfg!(target_feature = "sm_90a");
 
@@ -125,7 +111,7 @@ mod device {
                 #[cfg(target_feature = "sm_90a")]
                 #[unsafe(no_mangle)]
                 unsafe extern "ptx-kernel" fn $prefill(p: AttendParameters, variant: StandardParameters, _: CacheMaps) {
-                    let maps = parameter!($prefill, 2);
+                    let maps = Global::new(crate::third_parameter!(stringify!($prefill)));
                     // SAFETY: the launcher passes what the body's contract asks for.
                     unsafe { prefill::<$prefilled, Standard, $wide, $columns, $depth, $steps, $tiles>(p, variant, maps) }
                 }
@@ -137,7 +123,7 @@ mod device {
                     variant: ModifiedParameters,
                     _: CacheMaps,
                 ) {
-                    let maps = parameter!($prefill_modified, 2);
+                    let maps = Global::new(crate::third_parameter!(stringify!($prefill_modified)));
                     // SAFETY: the launcher passes what the body's contract asks for.
                     unsafe { prefill::<$prefilled, Modified, $wide, $columns, $depth, $steps, $tiles>(p, variant, maps) }
                 }
@@ -208,7 +194,7 @@ mod device {
 #[cfg(not(target_arch = "nvptx64"))]
 pub use host::KERNELS;
 #[cfg(not(target_arch = "nvptx64"))]
-pub(crate) use host::attend_bounds;
+pub(crate) use host::{attend_bounds, prefill_bounds};
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod host {
@@ -229,7 +215,7 @@ mod host {
         })
     }
 
-    fn prefill_bounds(head_dim: u32, family: Family) -> Option<LaunchBounds> {
+    pub(crate) fn prefill_bounds(head_dim: u32, family: Family) -> Option<LaunchBounds> {
         match family {
             Family::Sm80 => None,
             Family::Sm90a => PrefillTile::new(head_dim).map(|tile| LaunchBounds {
@@ -275,19 +261,19 @@ mod host {
         ) => {
             /// Every kernel.
             pub const KERNELS: &[KernelEntry] = &[
-                $(KernelEntry { symbol: stringify!($attend), launch: |f| attend_bounds($dim, f), hot: true },)*
-                $(KernelEntry { symbol: stringify!($modified), launch: |f| attend_bounds($dim, f), hot: true },)*
-                $(KernelEntry { symbol: stringify!($prefill), launch: |f| prefill_bounds($wide, f), hot: true },)*
-                $(KernelEntry { symbol: stringify!($prefill_modified), launch: |f| prefill_bounds($wide, f), hot: true },)*
-                $(KernelEntry { symbol: stringify!($states), launch: merge_bounds, hot: true },)*
-                $(KernelEntry { symbol: stringify!($append), launch: append_bounds, hot: true },)*
-                $(KernelEntry { symbol: stringify!($rope), launch: rope_bounds, hot: true },)*
-                $(KernelEntry { symbol: stringify!($rope_append), launch: rope_bounds, hot: true },)*
-                KernelEntry { symbol: "positions", launch: append_bounds, hot: false },
-                KernelEntry { symbol: "check_page_ids", launch: check_bounds, hot: true },
-                KernelEntry { symbol: "check_append", launch: check_bounds, hot: true },
-                KernelEntry { symbol: "stream_read", launch: stream_bounds, hot: true },
-                KernelEntry { symbol: "stream_copy", launch: stream_bounds, hot: true },
+                $(KernelEntry { symbol: stringify!($attend), launch: |f| attend_bounds($dim, f), hot: true, needed: true },)*
+                $(KernelEntry { symbol: stringify!($modified), launch: |f| attend_bounds($dim, f), hot: true, needed: true },)*
+                $(KernelEntry { symbol: stringify!($prefill), launch: |f| prefill_bounds($wide, f), hot: true, needed: true },)*
+                $(KernelEntry { symbol: stringify!($prefill_modified), launch: |f| prefill_bounds($wide, f), hot: true, needed: true },)*
+                $(KernelEntry { symbol: stringify!($states), launch: merge_bounds, hot: true, needed: true },)*
+                $(KernelEntry { symbol: stringify!($append), launch: append_bounds, hot: true, needed: true },)*
+                $(KernelEntry { symbol: stringify!($rope), launch: rope_bounds, hot: true, needed: true },)*
+                $(KernelEntry { symbol: stringify!($rope_append), launch: rope_bounds, hot: true, needed: true },)*
+                KernelEntry { symbol: "positions", launch: append_bounds, hot: false, needed: true },
+                KernelEntry { symbol: "check_page_ids", launch: check_bounds, hot: true, needed: true },
+                KernelEntry { symbol: "check_append", launch: check_bounds, hot: true, needed: true },
+                KernelEntry { symbol: "stream_read", launch: stream_bounds, hot: true, needed: true },
+                KernelEntry { symbol: "stream_copy", launch: stream_bounds, hot: true, needed: true },
             ];
         };
     }

@@ -984,7 +984,8 @@ pub fn prefill_kernels_that_there_are_not_are_refused(device: &Device) {
     for (config, mode) in never.iter().chain(on_gpus.iter().filter(|_| device.is_cpu())) {
         let message = format!(
             "no prefill kernel for head_dim {} and page_size_tokens {} here; it needs a Hopper GPU, head_dim 64, 128 or \
-             256, pages of a multiple of 8 tokens, no custom variant, and SplitMode::Balanced or Unsplit",
+             256, pages of a multiple of 8 tokens, SplitMode::Balanced or Unsplit, and of a custom variant a kernel in \
+             its bundle",
             config.head_dim, config.page_size_tokens
         );
         for attention in [Attention::new, Attention::for_graphs] {

@@ -21,7 +21,7 @@ pub enum Kernel {
     /// For all batches, on every device.
     Attend,
     /// For batches of prompts, on Hopper: head dims 64, 128 and 256, page sizes that are multiples of 8 tokens, and split
-    /// modes whose results may depend on the batch.
+    /// modes whose results may depend on the batch; with a custom variant, where its bundle has one.
     Prefill,
 }
 
@@ -75,7 +75,7 @@ pub(super) struct Prefill {
 }
 
 impl Prefill {
-    /// `None` where there is no such kernel for the attention.
+    /// `None` where there is no such kernel for the attention; whether a custom variant has one is the caller's to know.
     pub fn new(
         config: AttentionConfig,
         multiprocessors: u32,
@@ -86,7 +86,7 @@ impl Prefill {
         let Some(tile) = PrefillTile::new(config.head_dim) else { return Ok(None) };
         let page_tokens = if config.ragged { RAGGED_PAGE_TOKENS } else { config.page_size_tokens };
         let Some(box_tokens) = tile.box_tokens(page_tokens) else { return Ok(None) };
-        if !is_free || config.custom_variant.is_some() {
+        if !is_free {
             return Ok(None);
         }
         let path = |all_busy| Path::new(config, Target::for_prefill(multiprocessors, tile, all_busy), mode, limits);

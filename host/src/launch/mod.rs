@@ -10,8 +10,9 @@ use std::ffi::c_void;
 use std::fmt::{self, Write};
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 
-use kernels_gpu::abi::parameters::{AttendParameters, ConfigParameters, StreamParameters};
-use kernels_gpu::abi::tile::{AttendTile, Family, STREAM_GROUP_PIECES};
+use kernels_gpu::abi::manifest::LaunchBounds;
+use kernels_gpu::abi::parameters::{AttendParameters, CacheMaps, ConfigParameters, StreamParameters};
+use kernels_gpu::abi::tile::{AttendTile, Family, PREFILL_THREADS, PrefillTile, STREAM_GROUP_PIECES};
 
 use crate::custom::{CustomParameters, CustomVariantError};
 use crate::driver::{self, Context, DeviceProperties, DriverError, Function, Owner, Stream};
@@ -37,6 +38,14 @@ pub struct Cuda {
     bundles: RwLock<Vec<Bundle>>,
     functions: Mutex<HashMap<String, Function>>,
     known: KnownAddresses,
+}
+
+/// What a bundle has of a user-defined variant for a config.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CustomKernels {
+    pub parameters_bytes: usize,
+    /// Whether there is a prefill kernel beside the attend kernel.
+    pub has_prefill: bool,
 }
 
 /// A kernel's symbol, without an allocation; the longest are a user-defined variant's, 50 bytes.
@@ -153,12 +162,12 @@ impl Cuda {
         Ok(())
     }
 
-    /// Size of a user-defined variant's parameters, if its bundle has the config's kernel for this device.
+    /// What there is of a user-defined variant, if its bundle has the config's attend kernel for this device.
     pub(crate) fn custom_variant(
         &self,
         variant: &'static str,
         config: &AttentionConfig,
-    ) -> Result<usize, CustomVariantError> {
+    ) -> Result<CustomKernels, CustomVariantError> {
         custom_variant(&self.bundles(), self.family, variant, config)
     }
 
@@ -219,7 +228,7 @@ impl Cuda {
         Ok(unsafe { function.launch(stream, blocks, self.overlap(), &mut pointers) }?)
     }
 
-    /// Launches a kernel of a user-defined variant.
+    /// Launches an attend kernel of a user-defined variant or, with `maps`, a prefill kernel.
     ///
     /// # Safety
     /// As [`launch`](Self::launch); the kernel takes as many bytes as `own` has.
@@ -228,19 +237,22 @@ impl Cuda {
         function: &Function,
         stream: Stream,
         blocks: u32,
-        parameters: &AttendParameters,
-        config: &ConfigParameters,
+        (parameters, config): (&AttendParameters, &ConfigParameters),
+        maps: Option<&CacheMaps>,
         own: &CustomParameters,
     ) -> Result<(), Error> {
         self.context.bind()?;
-        // A variant without parameters has a kernel of two; the driver does not look at the third pointer.
+        // A variant without parameters has a kernel of one less; the driver does not look at the last pointer.
+        let own = own.as_bytes().as_ptr().cast_mut().cast::<c_void>();
         let mut pointers = [
             (&raw const *parameters).cast_mut().cast::<c_void>(),
             (&raw const *config).cast_mut().cast::<c_void>(),
-            own.as_bytes().as_ptr().cast_mut().cast::<c_void>(),
+            maps.map_or(own, |maps| (&raw const *maps).cast_mut().cast::<c_void>()),
+            own,
         ];
+        let count = if maps.is_some() { 4 } else { 3 };
         // SAFETY: the caller's contract is this function's own.
-        Ok(unsafe { function.launch(stream, blocks, self.overlap(), &mut pointers) }?)
+        Ok(unsafe { function.launch(stream, blocks, self.overlap(), &mut pointers[..count]) }?)
     }
 
     /// Reads (or, with `destination`, copies) `bytes` bytes with the plain stream kernels: the ceilings that the GPU
@@ -318,7 +330,7 @@ fn custom_variant(
     family: Family,
     variant: &'static str,
     config: &AttentionConfig,
-) -> Result<usize, CustomVariantError> {
+) -> Result<CustomKernels, CustomVariantError> {
     let named = |bundle: &Bundle| bundle.manifest().variants.iter().find(|record| record.name == variant).cloned();
     let Some((bundle, record)) = bundles.iter().find_map(|bundle| Some((bundle, named(bundle)?))) else {
         let variants = bundles.iter().flat_map(|bundle| &bundle.manifest().variants);
@@ -335,17 +347,32 @@ fn custom_variant(
         return Err(CustomVariantError::NotBuilt { variant, symbol, family: family.name(), built });
     };
     let tile = AttendTile::new(config.head_dim, family).expect("validated head dims have a tile");
-    let found = kernel.launch;
+    let bounds = |threads, blocks_per_multiprocessor, shared_bytes| LaunchBounds {
+        threads,
+        blocks_per_multiprocessor,
+        shared_bytes,
+    };
+    check_bounds(&symbol, kernel.launch, bounds(tile.threads(), tile.blocks_per_multiprocessor, tile.shared_bytes()))?;
+    let symbol = config.prefill_symbol();
+    let prefill = PrefillTile::new(config.head_dim).zip(bundle.kernel(&symbol, family));
+    if let Some((tile, kernel)) = prefill {
+        check_bounds(&symbol, kernel.launch, bounds(PREFILL_THREADS, 1, tile.shared_bytes()))?;
+    }
+    Ok(CustomKernels { parameters_bytes: record.parameters_bytes, has_prefill: prefill.is_some() })
+}
+
+/// Refuses a kernel that was built for other tiles than the planner's.
+fn check_bounds(symbol: &str, found: LaunchBounds, wanted: LaunchBounds) -> Result<(), CustomVariantError> {
     for (field, found, wanted) in [
-        ("threads", found.threads, tile.threads()),
-        ("blocks a multiprocessor", found.blocks_per_multiprocessor, tile.blocks_per_multiprocessor),
-        ("shared bytes", found.shared_bytes, tile.shared_bytes()),
+        ("threads", found.threads, wanted.threads),
+        ("blocks a multiprocessor", found.blocks_per_multiprocessor, wanted.blocks_per_multiprocessor),
+        ("shared bytes", found.shared_bytes, wanted.shared_bytes),
     ] {
         if found != wanted {
-            return Err(CustomVariantError::LaunchBounds { symbol, field, found, wanted });
+            return Err(CustomVariantError::LaunchBounds { symbol: symbol.to_owned(), field, found, wanted });
         }
     }
-    Ok(record.parameters_bytes)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -390,8 +417,9 @@ mod tests {
             let config = AttentionConfig::new(8, 8, head_dim, 16).with_custom_variant(name);
             custom_variant(&bundles, family, name, &config)
         };
-        assert_eq!(find("near", 64, Family::Sm80), Ok(12));
-        assert_eq!(find("near", 128, Family::Sm90a), Ok(12));
+        let found = Ok(CustomKernels { parameters_bytes: 12, has_prefill: false });
+        assert_eq!(find("near", 64, Family::Sm80), found);
+        assert_eq!(find("near", 128, Family::Sm90a), found);
         let error = find("near", 128, Family::Sm80).unwrap_err().to_string();
         let expected = "custom_variant near has no kernel attend_near_bf16_d128 for sm_80; for that there are \
                         [\"attend_near_bf16_d64\"]";
@@ -400,12 +428,40 @@ mod tests {
         assert_eq!(error, "custom_variant is far; the bundles loaded have [\"near\"]");
     }
 
+    /// `near` with a prefill kernel for head dim 64 beside its attend kernels.
+    fn bundle_with_prefill(change: impl FnOnce(&mut LaunchBounds)) -> Bundle {
+        user_bundle(|manifest| {
+            let shared_bytes = PrefillTile::new(64).unwrap().shared_bytes();
+            let mut launch = LaunchBounds { threads: PREFILL_THREADS, blocks_per_multiprocessor: 1, shared_bytes };
+            change(&mut launch);
+            let symbol = "prefill_near_bf16_d64".to_owned();
+            manifest.kernels.push(KernelRecord { symbol, launch, ..manifest.kernels[1].clone() });
+        })
+    }
+
+    #[test]
+    fn a_custom_variant_s_prefill_kernel_is_found_where_it_is_built() {
+        let bundles = [bundle_with_prefill(|_| ())];
+        let has_prefill = |head_dim, family| {
+            let config = AttentionConfig::new(8, 8, head_dim, 16).with_custom_variant("near");
+            custom_variant(&bundles, family, "near", &config).unwrap().has_prefill
+        };
+        assert!(has_prefill(64, Family::Sm90a));
+        assert!(!has_prefill(64, Family::Sm80) && !has_prefill(128, Family::Sm90a));
+    }
+
     #[test]
     fn kernels_of_another_tile_are_not_launched() {
         let other = user_bundle(|manifest| manifest.kernels[0].launch.threads = 64);
         let config = AttentionConfig::new(8, 8, 64, 16).with_custom_variant("near");
         let error = custom_variant(&[other], Family::Sm80, "near", &config).unwrap_err();
         assert!(matches!(error, CustomVariantError::LaunchBounds { field: "threads", found: 64, wanted: 128, .. }));
+        let other = bundle_with_prefill(|launch| launch.shared_bytes = 1024);
+        let error = custom_variant(&[other], Family::Sm90a, "near", &config).unwrap_err();
+        let CustomVariantError::LaunchBounds { symbol, field: "shared bytes", found: 1024, .. } = error else {
+            panic!("{error}")
+        };
+        assert_eq!(symbol, "prefill_near_bf16_d64");
     }
 
     #[test]
@@ -430,7 +486,7 @@ mod tests {
             assert_eq!(spelt.as_str(), kernel.symbol);
         }
         let mut spelt = Spelt::new();
-        write!(spelt, "attend_{}_bf16_d512", "x".repeat(kernels_gpu::custom::MOST_NAME_BYTES)).unwrap();
+        write!(spelt, "prefill_{}_bf16_d256", "x".repeat(kernels_gpu::custom::MOST_NAME_BYTES)).unwrap();
         let mut spelt = Spelt::new();
         assert!(write!(spelt, "attend_{}", "x".repeat(58)).is_err());
         assert_eq!(spelt.as_str(), "attend_");

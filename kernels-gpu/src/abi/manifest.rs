@@ -47,6 +47,8 @@ pub struct KernelEntry {
     pub launch: fn(Family) -> Option<LaunchBounds>,
     /// Whether the build refuses generic loads, stack and spills in it.
     pub hot: bool,
+    /// Whether what is refused fails the build; else the kernel is left out, and the launcher does without it.
+    pub needed: bool,
 }
 
 /// What a launch of a kernel must keep to.

@@ -91,7 +91,7 @@ pub struct CacheMaps {
 }
 
 /// The second parameter of a user-defined variant's kernel: what the config asks for beside the variant, whose own
-/// parameters are the third.
+/// parameters are the last.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]

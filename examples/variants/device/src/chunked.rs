@@ -32,4 +32,4 @@ impl Variant for Chunked {
         chunk != (key >> self.chunk_tokens_log2) as i32
     }
 }
-attend_kernels! { variant: Chunked, name: "chunked", elements: [bf16, f16], head_dims: [64, 128] }
+attend_kernels! { variant: Chunked, name: "chunked", elements: [bf16, f16], head_dims: [64, 128, 256] }

@@ -1,6 +1,6 @@
 //! What is checked: both variants, alone and with all of a config that they compose with.
 
-use oxattn::{AttentionConfig, DType, SplitMode};
+use oxattn::{AttentionConfig, DType, Kernel, SplitMode};
 
 /// A variant of the example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub struct Case {
     pub config: AttentionConfig,
     /// How it is cut.
     pub mode: SplitMode,
+    /// By which kernel.
+    pub kernel: Kernel,
     /// Query tokens and keys of each request.
     pub lens: &'static [(u32, u32)],
 }
@@ -33,11 +35,12 @@ pub struct Case {
 /// enough keys for every distance and several tiles.
 const MIXED: &[(u32, u32)] = &[(1, 450), (5, 71), (3, 2), (1, 0), (0, 9), (60, 90)];
 
-/// The table.
+/// What every GPU does.
 pub fn cases() -> Vec<Case> {
     let config = |heads: (u32, u32), head_dim, page| AttentionConfig::new(heads.0, heads.1, head_dim, page);
     let chunked = |log2| Which::Chunked { chunk_tokens_log2: log2 };
-    let case = |name, which, config, mode| Case { name, which, config, mode, lens: MIXED };
+    let kernel = Kernel::Attend;
+    let case = |name, which, config, mode| Case { name, which, config, mode, kernel, lens: MIXED };
     let cut = SplitMode::FixedSplit { tokens: 64 };
     let (wide, narrow) = (config((6, 2), 128, 16), config((4, 4), 64, 5));
     let biased = config((4, 4), 96, 5);
@@ -57,6 +60,36 @@ pub fn cases() -> Vec<Case> {
             Which::DistanceBias,
             biased.non_causal().with_window(Some(40), Some(7)),
             SplitMode::Balanced,
+        ),
+    ]
+}
+
+/// What the prefill kernels do, on Hopper: two row tiles of a prompt, and enough keys for a ring of tiles to turn.
+pub fn prefill_cases() -> Vec<Case> {
+    const PROMPTS: &[(u32, u32)] = &[(90, 330), (1, 450), (3, 2), (1, 0), (0, 9), (60, 71)];
+    let config = |heads: (u32, u32), head_dim, page| AttentionConfig::new(heads.0, heads.1, head_dim, page);
+    let chunked = |log2| Which::Chunked { chunk_tokens_log2: log2 };
+    let kernel = Kernel::Prefill;
+    let case = |name, which, config, mode| Case { name, which, config, mode, kernel, lens: PROMPTS };
+    let (narrow, middle, wide) = (config((4, 4), 64, 8), config((6, 2), 128, 16), config((2, 1), 256, 48));
+    vec![
+        case("prefill, chunks of 64", chunked(6), middle, SplitMode::Unsplit),
+        case("prefill, chunks of 32", chunked(5), narrow.with_dtype(DType::F16), SplitMode::Balanced),
+        case("prefill, chunks of 1", chunked(0), wide, SplitMode::Balanced),
+        case("prefill, one chunk", chunked(30), wide.with_dtype(DType::F16), SplitMode::Unsplit),
+        case("prefill, chunks of 128 both ways", chunked(7), narrow.non_causal(), SplitMode::Balanced),
+        case(
+            "prefill, chunks of 64 in a window of 64",
+            chunked(6),
+            middle.with_dtype(DType::F16).with_window(Some(63), None),
+            SplitMode::Balanced,
+        ),
+        case("prefill, biases", Which::DistanceBias, middle, SplitMode::Balanced),
+        case(
+            "prefill, biases in a window, a scale",
+            Which::DistanceBias,
+            middle.with_dtype(DType::F16).non_causal().with_window(Some(140), Some(7)).with_softmax_scale(0.2),
+            SplitMode::Unsplit,
         ),
     ]
 }

@@ -14,7 +14,7 @@ use oxattn::custom::CustomVariant;
 use oxattn::oracle::{Request, Rules};
 use oxattn::*;
 
-pub use cases::{Case, Which, cases};
+pub use cases::{Case, Which, cases, prefill_cases};
 
 /// A batch's tensors, elements in the config's dtype.
 struct Batch {
@@ -126,7 +126,7 @@ impl Batch {
             max_kv_len_tokens: kv_lens.iter().copied().max().unwrap_or(1),
             max_kv_tokens: kv_lens.iter().map(|&len| len as u64).sum(),
         };
-        let mut attention = Attention::new(device, config, case.mode, limits)?;
+        let mut attention = Attention::new(device, config, case.mode, limits)?.with_kernel(case.kernel)?;
         let memory = device.allocate(attention.workspace_bytes() as usize)?;
         // SAFETY: the device's memory, used for nothing else while the workspace lives.
         let mut workspace = unsafe { Workspace::new(memory.address(), memory.bytes() as u64) };

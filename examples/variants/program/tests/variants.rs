@@ -3,9 +3,9 @@
 use std::io::Write;
 
 use example_variants::{Chunked, DistanceBias};
-use example_variants_program::{Case, Which, cases, largest_error, largest_error_of, tolerance};
+use example_variants_program::{Case, Which, cases, largest_error, largest_error_of, prefill_cases, tolerance};
 use oxattn::custom::Family;
-use oxattn::{ArgumentError, CustomVariantError, Device, Error, Run, Values, VariantInputs};
+use oxattn::*;
 
 fn emulator(family: Family, seed: u64) -> Device {
     let device = Device::cpu();
@@ -14,39 +14,98 @@ fn emulator(family: Family, seed: u64) -> Device {
     device
 }
 
-fn check(device: &Device) {
-    for case in cases() {
-        let error = largest_error(device, &case).unwrap_or_else(|error| panic!("{}: {error}", case.name));
+fn check(device: &Device, cases: &[Case]) {
+    for case in cases {
+        let error = largest_error(device, case).unwrap_or_else(|error| panic!("{}: {error}", case.name));
         assert!(error <= tolerance(&case.config), "{}: a row is off by {error:.1e}", case.name);
     }
 }
 
 #[test]
 fn emulated_on_sm_80() {
-    check(&emulator(Family::Sm80, 1));
+    check(&emulator(Family::Sm80, 1), &cases());
 }
 
 #[test]
 fn emulated_on_sm_90a() {
-    check(&emulator(Family::Sm90a, 2));
+    check(&emulator(Family::Sm90a, 2), &cases());
 }
 
 #[test]
-fn on_a_gpu() {
-    // Past the harness, which keeps what passing tests print.
-    let skipped = |reason: &dyn std::fmt::Display| drop(writeln!(std::io::stderr(), "skipped: {reason}"));
+fn emulated_by_the_prefill_kernels() {
+    check(&emulator(Family::Sm90a, 3), &prefill_cases());
+}
+
+/// Past the harness, which keeps what passing tests print.
+fn skipped(reason: &dyn std::fmt::Display) {
+    drop(writeln!(std::io::stderr(), "skipped: {reason}"));
+}
+
+/// GPU 0 with the bundle.
+fn gpu() -> Option<Device> {
     let device = match Device::cuda(0) {
         Ok(device) => device,
-        Err(error) => return skipped(&error),
+        Err(error) => {
+            skipped(&error);
+            return None;
+        }
     };
     let path = std::env::var("OXATTN_USER_BUNDLE").unwrap_or("../../../target/user-variants.bundle".to_owned());
     let bundle = match std::fs::read(&path) {
         Ok(bundle) => bundle,
-        Err(error) => return skipped(&format!("{path}: {error}; set OXATTN_USER_BUNDLE or run build-user-variants")),
+        Err(error) => {
+            skipped(&format!("{path}: {error}; set OXATTN_USER_BUNDLE or run build-user-variants"));
+            return None;
+        }
     };
     device.load_bundle(&bundle).unwrap();
     assert!(matches!(device.load_bundle(&bundle), Err(Error::CustomVariant(CustomVariantError::AlreadyLoaded { .. }))));
-    check(&device);
+    Some(device)
+}
+
+#[test]
+fn on_a_gpu() {
+    if let Some(device) = gpu() {
+        check(&device, &cases());
+    }
+}
+
+#[test]
+fn on_a_gpu_by_the_prefill_kernels() {
+    let Some(device) = gpu() else { return };
+    match largest_error(&device, &prefill_cases()[0]) {
+        Err(Error::Argument(refusal @ ArgumentError::NoPrefillKernel { .. })) => skipped(&refusal),
+        _ => check(&device, &prefill_cases()),
+    }
+}
+
+/// As on a GPU: a batch of prompts gets the prefill kernel where the variant has one for the family and the shape.
+#[test]
+fn prompts_get_the_prefill_kernel_where_there_is_one() {
+    let limits = Limits { max_requests: 1, max_query_tokens: 80, max_kv_len_tokens: 80, max_kv_tokens: 80 };
+    let attention = |family, variant, head_dim, page, mode| {
+        let config = AttentionConfig::new(1, 1, head_dim, page).with_custom_variant(variant);
+        Attention::new(&emulator(family, 0), config, mode, limits).unwrap()
+    };
+    for (family, variant, head_dim, page, mode, expected) in [
+        (Family::Sm90a, "chunked", 64, 16, SplitMode::Balanced, Kernel::Prefill),
+        (Family::Sm90a, "chunked", 256, 16, SplitMode::Unsplit, Kernel::Prefill),
+        (Family::Sm90a, "distance_bias", 128, 16, SplitMode::Balanced, Kernel::Prefill),
+        (Family::Sm80, "chunked", 64, 16, SplitMode::Balanced, Kernel::Attend),
+        (Family::Sm90a, "distance_bias", 96, 16, SplitMode::Balanced, Kernel::Attend),
+        (Family::Sm90a, "chunked", 64, 5, SplitMode::Balanced, Kernel::Attend),
+        (Family::Sm90a, "chunked", 64, 16, SplitMode::BatchInvariant, Kernel::Attend),
+    ] {
+        let attention = attention(family, variant, head_dim, page, mode);
+        let suitable = |tokens| {
+            let table = PageTable::block_table(page, 80, &[80]).unwrap();
+            attention.suitable_kernel(&table, QueryLengths::uniform(tokens)).unwrap()
+        };
+        assert_eq!((suitable(80), suitable(1)), (expected, Kernel::Attend), "{variant} {head_dim} {page} {mode:?}");
+        let refusal = attention.with_kernel(Kernel::Prefill).err();
+        let is_refused = matches!(refusal, Some(Error::Argument(ArgumentError::NoPrefillKernel { .. })));
+        assert_eq!(is_refused, expected == Kernel::Attend, "{variant} {head_dim} {page} {mode:?}");
+    }
 }
 
 fn case(which: Which) -> Case {

@@ -4,9 +4,9 @@ use std::{error::Error, fs, path::PathBuf, process::ExitCode};
 
 use clap::Parser;
 use example_variants::{Chunked, DistanceBias};
-use example_variants_program::{cases, largest_error, tolerance};
-use oxattn::Device;
+use example_variants_program::{cases, largest_error, prefill_cases, tolerance};
 use oxattn::custom::Family;
+use oxattn::{ArgumentError, Device};
 
 #[derive(Parser)]
 struct Arguments {
@@ -37,8 +37,15 @@ fn run(arguments: &Arguments) -> Result<u32, Box<dyn Error>> {
     let device = device(arguments)?;
     println!("{}: {}", arguments.device, device.describe());
     let mut wrong = 0;
-    for case in cases() {
-        let (error, tolerance) = (largest_error(&device, &case)?, tolerance(&case.config));
+    for case in cases().into_iter().chain(prefill_cases()) {
+        let error = match largest_error(&device, &case) {
+            Err(oxattn::Error::Argument(refusal @ ArgumentError::NoPrefillKernel { .. })) => {
+                println!("{}: {refusal}", case.name);
+                continue;
+            }
+            error => error?,
+        };
+        let tolerance = tolerance(&case.config);
         println!("{}: largest error of a row {error:.1e}, {tolerance:.0e} allowed", case.name);
         wrong += u32::from(error > tolerance);
     }
