@@ -2,7 +2,7 @@
 //!
 //! In: variants of a device crate, by [`Device::emulate`], and launches whose addresses lie in buffers of the device. Out:
 //! what the kernels write, or the first rule that one breaks. Invariant: a launch touches no memory but the device's
-//! buffers, since nothing else is registered with the emulator.
+//! buffers and its own tensor maps, since nothing else is registered with the emulator.
 //!
 //! Unsafe: a launch takes addresses; that they are live is the caller's promise, as for any run.
 

@@ -57,6 +57,19 @@ impl<V: Variant> Keys<'_, V> {
                         });
                     });
                 }
+            } else if V::HIDES_BY_COLUMNS {
+                let limits = if self.may_hide { work.limits(self.p, row) } else { [i32::MAX; 2] };
+                unroll::<COLUMNS>(|n| {
+                    unroll::<4>(|i| scores[n][i] = self.variant.logit(rows[i / 2], scores[n][i], key_of(n, i)));
+                    if self.may_hide {
+                        unroll::<4>(|i| {
+                            let key = key_of(n, i);
+                            if key as i32 >= limits[i / 2] || self.variant.hides(rows[i / 2], key) {
+                                scores[n][i] = f32::NEG_INFINITY;
+                            }
+                        });
+                    }
+                });
             } else {
                 // It branches for each score anyway, and in two passes it takes more registers than there are.
                 let limits = if self.may_hide { work.limits(self.p, row) } else { [i32::MAX; 2] };

@@ -63,6 +63,11 @@ pub trait Variant: Copy {
     /// while a tile's weights are worked out, and a warp takes twice as many rows of a tall item.
     const IS_LIGHT: bool = false;
 
+    /// Whether, unless the variant is light, one branch skips hiding for 8 keys of a row at a time. Arithmetic that does
+    /// not branch is otherwise laid out for all of a tile's scores at once, in more registers than there are.
+    #[doc(hidden)]
+    const HIDES_BY_COLUMNS: bool = false;
+
     /// Reads the parameters once.
     fn bind(parameters: Self::Parameters) -> Self;
 
