@@ -19,11 +19,13 @@ const FEW_TILES: u32 = 4;
 /// It goes in rounds of as many items as there are threads: the queue's, one a thread, and after each of these rounds,
 /// for every shared item in it, the items that stand for the row tiles which that one covers.
 ///
+/// With `TOGETHER`, which takes registers, the row tiles that a shared item covers are folded side by side.
+///
 /// The barrier orders the block's partial states before the counts, a count's release and acquire order them before
 /// the fold, and the second barrier hands that order to the block. All `threads` of the block call this together, and
 /// nobody uses its first `shared_bytes`.
 #[inline(always)]
-pub(super) unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32>(
+pub(super) unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32, const TOGETHER: bool>(
     p: &AttendParameters,
     queue: Cursor,
     threads: u32,
@@ -77,7 +79,7 @@ pub(super) unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32>(
                     let round = Complete { p, complete, words, queue, head };
                     let (mut i, round_items) = (0, threads.min(end.saturating_sub(first)));
                     while i < round_items {
-                        if is_cover {
+                        if TOGETHER && is_cover {
                             // Often all of them: their last state was the shared item's.
                             let folded = round.fold_some::<E, HEAD_DIM>(i..round_items, room);
                             if folded > 0 {

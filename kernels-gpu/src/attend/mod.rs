@@ -59,7 +59,7 @@ pub unsafe fn attend<
                 // A shared item counts for many row tiles. Were it the last of their pieces, one block would fold them
                 // all; but once it is counted, the last are their own short items, which lie in many queues.
                 if split {
-                    arrive::arrive::<E, HEAD_DIM>(&p, Queue::read(&p).tall(), threads, room_bytes);
+                    arrive::arrive::<E, HEAD_DIM, true>(&p, Queue::read(&p).tall(), threads, room_bytes);
                     sync_threads();
                 }
                 // Read again: there were no registers to keep it.
@@ -67,7 +67,7 @@ pub unsafe fn attend<
             }
             let short = queue.short();
             if short::walk::<E, V, HEAD_DIM, HOPPER, QUERY_STEPS, OUTPUT_STEPS>(&p, variant, short) {
-                arrive::arrive::<E, HEAD_DIM>(&p, short, threads, room_bytes);
+                arrive::arrive::<E, HEAD_DIM, true>(&p, short, threads, room_bytes);
             }
             return;
         }
@@ -79,7 +79,7 @@ pub unsafe fn attend<
         }
         split |= short::walk::<E, V, HEAD_DIM, HOPPER, QUERY_STEPS, OUTPUT_STEPS>(&p, variant, queue.short());
         if split {
-            arrive::arrive::<E, HEAD_DIM>(&p, queue.all, threads, room_bytes);
+            arrive::arrive::<E, HEAD_DIM, false>(&p, queue.all, threads, room_bytes);
         }
     }
 }
