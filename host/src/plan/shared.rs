@@ -22,7 +22,7 @@ use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::tile::ATTEND_TILE_ROWS;
 
 /// What a request pays for each unit above it: its rows' partial states, written, read and folded. About a tile, which
-/// for the usual 4 rows of 128 moves as many bytes as 8 states; not measured yet.
+/// for the usual 4 rows of 128 moves as many bytes as 8 states. What a batch as a whole must save is measured, below.
 const MEMBER_COST: u64 = TILE_COST;
 
 /// What a batch that shares waits for beside its work, in costs of one queue: the shared items, and where a row tile of
