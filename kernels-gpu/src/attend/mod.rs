@@ -2,9 +2,9 @@
 //! own KV heads.
 //!
 //! In: the plan's items, queries, page ids, K and V. Out: output rows and LSE. Pieces of split items leave partial
-//! states, which the block that finishes the last piece folds, after its tall items or after all. A queue's tall items come
-//! first: many packed rows, each warp its own, where arithmetic takes the time. Then the short ones: up to 16 packed rows, whose keys the warps
-//! share, where memory does.
+//! states, which the block that finishes the last piece folds, after its tall items or after all. A queue's tall items
+//! come first: many packed rows, each warp its own, where arithmetic takes the time. Then the short ones: up to 16 packed
+//! rows, whose keys the warps share, where memory does.
 //!
 //! FlashAttention-2 (Dao, 2023) gives the online softmax, Flash-Decoding the split over keys, FlashInfer (Ye et al.,
 //! 2025) the packing of query heads into rows and the plan.
