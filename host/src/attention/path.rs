@@ -20,7 +20,7 @@ use crate::workspace::WorkspaceLayout;
 pub enum Kernel {
     /// For all batches, on every device.
     Attend,
-    /// For batches of prompts, on Hopper: head dims 64, 128 and 256, page sizes that are multiples of 8 tokens, and split
+    /// For batches with prompts, on Hopper: head dims 64, 128 and 256, page sizes that are multiples of 8 tokens, and split
     /// modes whose results may depend on the batch; with a custom variant, where its bundle has one.
     Prefill,
 }

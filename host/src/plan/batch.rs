@@ -99,14 +99,10 @@ pub(super) struct Batch {
     most_tall_rows: u32,
     /// Those of this batch: half as many where full ones would be too few to balance.
     tall_rows: u32,
-    /// Rows up to which a tall row tile costs less.
-    half_rows: u32,
     /// Whether the height may depend on the batch.
     is_free: bool,
     /// Packed rows up to which a row tile is short.
     short_rows: u32,
-    /// Whether odd queues begin with what memory bounds and even ones with what arithmetic does.
-    alternates: bool,
     /// Full length; the first `occupied` hold the batch.
     requests: Vec<Request>,
     occupied: usize,
@@ -145,10 +141,8 @@ impl Batch {
             rule: PieceRule::new(config, target, mode),
             most_tall_rows: target.tall_rows,
             tall_rows: target.tall_rows,
-            half_rows: target.half_rows(),
             is_free: !target.all_tall && matches!(mode, SplitMode::Balanced | SplitMode::Unsplit),
             short_rows,
-            alternates: target.all_tall,
             requests: vec![Request::default(); occupied + groups],
             occupied: 0,
             totals: Totals::default(),
@@ -410,16 +404,16 @@ impl Batch {
             (request.first_tile, request.kv_len, request.tiles)
         };
         let rows = row_end - row_begin;
-        let is_tall = self.tall_rows > 0 && rows > self.short_rows;
-        let cost = Cost::new(is_tall, rows, self.half_rows);
+        let (is_tall, cost) = (self.packing.is_tall(rows), self.packing.cost(rows));
         let runs = self.runs(is_tall, packed_rows);
         RowTile { row_begin, rows, is_tall, runs, cost, first_tile, kv_end, tiles }
     }
 
-    /// Which run of even and of odd queues takes pieces of a row tile among so many packed rows.
+    /// Which run of even and of odd queues takes pieces of a row tile among so many packed rows. Where all items are tall, odd
+    /// queues begin with what memory bounds and even ones with what arithmetic does.
     #[inline(always)]
     fn runs(&self, is_tall: bool, packed_rows: u32) -> [u32; 2] {
-        match (self.alternates, packed_rows > MEMORY_BOUND_ROWS) {
+        match (self.packing.target.all_tall, packed_rows > MEMORY_BOUND_ROWS) {
             (false, _) => [u32::from(!is_tall); 2],
             (true, true) => [0, 1],
             (true, false) => [1, 0],

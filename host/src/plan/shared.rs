@@ -28,7 +28,7 @@ const MEMBER_COST: u64 = TILE_COST;
 /// What a batch that shares waits for beside its work, in costs of one queue: the shared items, and where a row tile of
 /// theirs comes last the folds of all its members, one block's for each head. Measured on an H200, 32/8 heads of 128, with
 /// 128 keys of each request's own, shared and flat: 16 requests with 1024 keys in common 34 and 15 us, with 4096 41 and 41,
-/// with 8192 53 and 78, with 32768 53 and 280; 64 with 1024 60 and 44, with 2048 68 and 79, with 32768 116 and 1126.
+/// with 8192 56 and 78, with 32768 53 and 278; 64 with 1024 60 and 44, with 2048 68 and 79, with 32768 116 and 1112.
 const START_COST: i64 = 8;
 const FOLD_COST: i64 = 2;
 
