@@ -219,7 +219,7 @@ impl Attention {
                 if config.ragged { RAGGED_PAGE_TOKENS } else { config.page_size_tokens },
             )?,
             #[cfg(feature = "cuda")]
-            gpu: gpu::Gpu::new(device, &config, prefill.is_some(), image_bytes)?,
+            gpu: gpu::Gpu::new(device, &config, (prefill.is_some(), attend.layout().max_folds > 0), image_bytes)?,
             attend,
             prefill,
             kernel: graphs.then_some(Kernel::Attend),
@@ -254,11 +254,11 @@ impl Attention {
     ///
     /// # Errors
     /// Refuses query lengths for another number of requests.
-    pub fn suitable_kernel(&self, table: &PageTable<'_>, queries: QueryLengths<'_>) -> Result<Kernel, Error> {
+    pub fn suitable_kernel(&mut self, table: &PageTable<'_>, queries: QueryLengths<'_>) -> Result<Kernel, Error> {
         queries.check_requests(table.requests()).map_err(PlanError::from)?;
         let group = self.config.group();
-        let suits = self.prefill.as_ref().is_some_and(|prefill| prefill.look_at(table, queries, group).suits);
-        Ok(if suits { Kernel::Prefill } else { Kernel::Attend })
+        let look = self.prefill.as_mut().map(|prefill| prefill.look_at(table, queries, group));
+        Ok(if look.unwrap_or_default().suits { Kernel::Prefill } else { Kernel::Attend })
     }
 
     /// How the workspace is divided for plans of the attend kernel.
@@ -322,7 +322,7 @@ impl Attention {
             let (what, limit_field, got) = ("rows of keys", "max_kv_tokens", table.kv_rows());
             return Err(PlanError::OverLimit { what, limit_field, got, limit }.into());
         }
-        let Look { suits, many } = self.prefill.as_ref().map_or(Look::default(), |prefill| match self.graphs {
+        let Look { suits, many } = self.prefill.as_mut().map_or(Look::default(), |prefill| match self.graphs {
             true => prefill.look_at_limits(&limits, group),
             false => prefill.look_at(table, queries, group),
         });
@@ -425,13 +425,16 @@ impl Attention {
                 match &self.gpu {
                     // SAFETY: the addresses are live memory of the device, by this function's contract.
                     Some(gpu) if planned.header.items != 0 || self.graphs => unsafe {
-                        let (blocks, own) = (self.path(planned).blocks(), arguments.variant.custom.as_ref());
+                        let (path, own) = (self.path(planned), arguments.variant.custom.as_ref());
                         if planned.kernel == Kernel::Prefill {
                             let (views, box_tokens) = ([&parameters.k, &parameters.v], parameters.box_tokens);
                             let maps = arguments.kv.maps(&self.config, views, box_tokens)?;
-                            return gpu.run_prefill(cuda, blocks, (&parameters, &maps), &variant, own, stream);
+                            gpu.run_prefill(cuda, path.blocks(), (&parameters, &maps), &variant, own, stream)?;
+                        } else {
+                            gpu.run(cuda, path.blocks(), &parameters, &variant, own, stream)?;
                         }
-                        gpu.run(cuda, blocks, &parameters, &variant, own, stream)
+                        let folds = if self.graphs { path.layout().max_folds } else { planned.header.folds };
+                        gpu.fold(cuda, folds, (&parameters, planned.workspace, self.config.head_dim), stream)
                     },
                     _ => Ok(()),
                 }
@@ -551,7 +554,8 @@ const _: () = assert!(size_of::<WorkItem>().is_multiple_of(16));
 /// The GPU's half of an attention: its kernels and its staging ring.
 #[cfg(feature = "cuda")]
 mod gpu {
-    use kernels_gpu::abi::parameters::{AttendParameters, CacheMaps};
+    use kernels_gpu::abi::parameters::{AttendParameters, CacheMaps, FoldParameters};
+    use kernels_gpu::abi::tile::FOLD_BLOCKS_PER_MULTIPROCESSOR;
     use kernels_gpu::variant::{ModifiedParameters, StandardParameters};
 
     use crate::custom::{CustomParameters, config_parameters};
@@ -566,6 +570,8 @@ mod gpu {
     pub struct Gpu {
         attend: Function,
         prefill: Option<Function>,
+        /// For attentions whose plans may share prefixes.
+        fold: Option<Function>,
         /// Whether the kernel is plain attention's.
         is_plain: bool,
         staging: Vec<Staging>,
@@ -584,13 +590,14 @@ mod gpu {
         pub fn new(
             device: &Device,
             config: &AttentionConfig,
-            has_prefill: bool,
+            (has_prefill, may_share): (bool, bool),
             image_bytes: u64,
         ) -> Result<Option<Gpu>, Error> {
             let Some(cuda) = device.as_cuda() else { return Ok(None) };
             let attend = cuda.function(format_args!("{}", config.attend_symbol()))?;
             let prefill = has_prefill.then(|| cuda.function(format_args!("{}", config.prefill_symbol())));
             let prefill = prefill.transpose()?;
+            let fold = may_share.then(|| cuda.function(format_args!("fold_{}", config.dtype))).transpose()?;
             cuda.context().bind()?;
             let staging = (0..STAGING_BUFFERS)
                 .map(|_| {
@@ -598,7 +605,7 @@ mod gpu {
                     Ok(Staging { memory, uploaded: Event::new()?, used: false })
                 })
                 .collect::<Result<_, Error>>()?;
-            Ok(Some(Gpu { attend, prefill, is_plain: config.is_plain(), staging, next: 0 }))
+            Ok(Some(Gpu { attend, prefill, fold, is_plain: config.is_plain(), staging, next: 0 }))
         }
 
         pub fn upload(&mut self, workspace: u64, image: &[u8], stream: Stream) -> Result<(), Error> {
@@ -666,6 +673,25 @@ mod gpu {
                     cuda.launch_pair(&self.attend, stream, blocks, parameters, variant)
                 }
             }
+        }
+
+        /// Folds the row tiles that the launch before left, up to `folds` of each KV head: fewer blocks take several.
+        ///
+        /// # Safety
+        /// The parameters are those of the launch before, and the plan's address is the workspace's.
+        pub unsafe fn fold(
+            &self,
+            cuda: &Cuda,
+            folds: u32,
+            (attend, plan, head_dim): (&AttendParameters, u64, u32),
+            stream: Stream,
+        ) -> Result<(), Error> {
+            let Some(fold) = self.fold.as_ref().filter(|_| folds > 0) else { return Ok(()) };
+            let most = FOLD_BLOCKS_PER_MULTIPROCESSOR * cuda.properties().multiprocessors;
+            let blocks = folds.saturating_mul(attend.kv_heads).min(most);
+            let parameters = FoldParameters { attend: *attend, plan, head_dim, padding: 0 };
+            // SAFETY: the caller's contract is the kernel's own.
+            unsafe { cuda.launch(fold, stream, blocks, &parameters) }
         }
     }
 }

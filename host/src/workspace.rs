@@ -40,6 +40,8 @@ pub struct WorkspaceLayout {
     pub max_partial_rows: u32,
     /// Rows of shared items a plan may have; 0 where plans never share.
     pub max_shared_rows: u32,
+    /// Most row tiles that a plan leaves to the fold kernel; 0 for an attention whose plans never share.
+    pub max_folds: u32,
 }
 
 /// A workspace that cannot hold what the planner's limits allow.

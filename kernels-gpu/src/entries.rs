@@ -38,6 +38,10 @@ macro_rules! for_each_kernel {
                 prefill_f16_d128 prefill_modified_f16_d128: F16, 128, 16, 8, 8, 16;
                 prefill_f16_d256 prefill_modified_f16_d256: F16, 256, 8, 4, 16, 32;
             }
+            fold {
+                fold_bf16: Bf16;
+                fold_f16: F16;
+            }
             merge_states {
                 merge_states_f32: f32;
                 merge_states_bf16: Bf16;
@@ -89,6 +93,7 @@ mod device {
                 $($prefill:ident $prefill_modified:ident: $prefilled:ty, $wide:literal, $columns:literal, $depth:literal,
                     $steps:literal, $tiles:literal;)*
             }
+            fold { $($fold:ident: $folded:ty;)* }
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
             rope { $($rope:ident: $rotated:ty;)* }
@@ -126,6 +131,13 @@ mod device {
                     let maps = Global::new(crate::third_parameter!(stringify!($prefill_modified)));
                     // SAFETY: the launcher passes what the body's contract asks for.
                     unsafe { prefill::<$prefilled, Modified, $wide, $columns, $depth, $steps, $tiles>(p, variant, maps) }
+                }
+            )*
+            $(
+                #[unsafe(no_mangle)]
+                unsafe extern "ptx-kernel" fn $fold(p: FoldParameters) {
+                    // SAFETY: the launcher passes what the body's contract asks for.
+                    unsafe { attend::fold::fold::<$folded>(p) }
                 }
             )*
             $(
@@ -202,8 +214,8 @@ mod host {
         manifest::{KernelEntry, LaunchBounds},
         parameters::{CHECK_SHARED_BYTES, CHECK_THREADS},
         tile::{
-            APPEND_THREADS, AttendTile, Family, MERGE_THREADS, PREFILL_THREADS, PrefillTile, ROPE_THREADS,
-            STREAM_THREADS,
+            APPEND_THREADS, AttendTile, FOLD_BLOCKS_PER_MULTIPROCESSOR, FOLD_SHARED_BYTES, FOLD_THREADS, Family,
+            MERGE_THREADS, PREFILL_THREADS, PrefillTile, ROPE_THREADS, STREAM_THREADS,
         },
     };
 
@@ -230,6 +242,14 @@ mod host {
         Some(LaunchBounds { threads: MERGE_THREADS, blocks_per_multiprocessor: 2, shared_bytes: 0 })
     }
 
+    fn fold_bounds(_: Family) -> Option<LaunchBounds> {
+        Some(LaunchBounds {
+            threads: FOLD_THREADS,
+            blocks_per_multiprocessor: FOLD_BLOCKS_PER_MULTIPROCESSOR,
+            shared_bytes: FOLD_SHARED_BYTES,
+        })
+    }
+
     fn append_bounds(_: Family) -> Option<LaunchBounds> {
         Some(LaunchBounds { threads: APPEND_THREADS, blocks_per_multiprocessor: 3, shared_bytes: 0 })
     }
@@ -254,6 +274,7 @@ mod host {
                 $($prefill:ident $prefill_modified:ident: $prefilled:ty, $wide:literal, $columns:literal, $depth:literal,
                     $steps:literal, $tiles:literal;)*
             }
+            fold { $($fold:ident: $folded:ty;)* }
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
             rope { $($rope:ident: $rotated:ty;)* }
@@ -265,6 +286,7 @@ mod host {
                 $(KernelEntry { symbol: stringify!($modified), launch: |f| attend_bounds($dim, f), hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($prefill), launch: |f| prefill_bounds($wide, f), hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($prefill_modified), launch: |f| prefill_bounds($wide, f), hot: true, needed: true },)*
+                $(KernelEntry { symbol: stringify!($fold), launch: fold_bounds, hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($states), launch: merge_bounds, hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($append), launch: append_bounds, hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($rope), launch: rope_bounds, hot: true, needed: true },)*
@@ -303,6 +325,8 @@ mod emulated {
         Prefill(AttendParameters, StandardParameters, u64),
         /// For `prefill_modified_*`.
         PrefillModified(AttendParameters, ModifiedParameters, u64),
+        /// For `fold_*`.
+        Fold(FoldParameters),
         /// For `merge_states_*`.
         MergeStates(MergeStatesParameters),
         /// For `append_*`.
@@ -371,6 +395,7 @@ mod emulated {
                 $($prefill:ident $prefill_modified:ident: $prefilled:ty, $wide:literal, $columns:literal, $depth:literal,
                     $steps:literal, $tiles:literal;)*
             }
+            fold { $($fold:ident: $folded:ty;)* }
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
             rope { $($rope:ident: $rotated:ty;)* }
@@ -408,6 +433,7 @@ mod emulated {
                                 prefill_alone::<$prefilled, Modified, $wide, $columns, $depth, $steps, $tiles>(p, v, maps)
                             }
                         )*
+                        $((stringify!($fold), Parameters::Fold(p), _) => attend::fold::fold::<$folded>(p),)*
                         $((stringify!($states), Parameters::MergeStates(p), _) => merge::merge_states::<$values>(p),)*
                         $((stringify!($append), Parameters::Append(p), _) => append::append::<$source, $cache>(p),)*
                         $((stringify!($rope), Parameters::Rope(p), _) => rope::rope::<$rotated>(p),)*

@@ -5,10 +5,9 @@
 //! depends on the number of states alone, so results repeat bit for bit; `(0, -inf)` is neutral, also against
 //! itself. Flash-Decoding and FlashInfer (Ye et al., 2025), section 2.2.
 //!
-//! The attend kernel folds the partial states of its plan with [`fold_rows`]; [`merge_states`] is the public operator.
+//! The partial states of a plan are folded with [`fold_rows`], by [`crate::attend::fold`]; [`merge_states`] is the public
+//! operator.
 //! Previous in the walk: [`crate::attend`].
-use core::ops::Range;
-
 use simt::{
     asynchronous::{commit_async_copies, copy_async_16, wait_async_copies},
     block::sync_threads,
@@ -148,25 +147,26 @@ fn row_of(view: &RowsView, token: u32, head: u32) -> Global<u8> {
 }
 
 /// A block folds the states of `rows` rows, `pieces` of each, that lie one after another in `values` (`[rows, pieces,
-/// HEAD_DIM]`) and `lse` (`[rows, pieces]`, base 2). It brings into shared memory as many as fit, and so waits for
+/// head_dim]`) and `lse` (`[rows, pieces]`, base 2). It brings into shared memory as many as fit, and so waits for
 /// memory once where all do; 33 states of 4 rows of 128 take 0.6 us to arrive, the most a multiprocessor can read.
 /// `finish` takes a row, a column, its four values and the row's LSE.
 ///
 /// # Safety
 /// `room` is `room_bytes` of shared memory nobody else uses, all `threads` of the block call together, the states are
-/// live, `HEAD_DIM / 4` is at most `threads`, and `rows` at most [`ATTEND_TILE_ROWS`].
+/// live, `head_dim / 4` is at most `threads`, and `rows` at most [`ATTEND_TILE_ROWS`].
 #[inline(always)]
-pub unsafe fn fold_rows<const HEAD_DIM: u32>(
+pub unsafe fn fold_rows(
+    head_dim: u32,
     (room, room_bytes, threads): (Shared<u8>, u32, u32),
     (rows, pieces): (u32, u32),
     (values, lse): (Global<f32>, Global<f32>),
     finish: impl Fn(u32, u32, [f32; 4], f32),
 ) {
-    let quads = HEAD_DIM / 4;
+    let quads = head_dim / 4;
     // A pair for each row: the largest LSE so far, and what it makes of sums over the rounds before.
     let row_states = room.cast::<[f32; 2]>();
     let staged = row_states.add(ATTEND_TILE_ROWS).cast::<[f32; 4]>();
-    let capacity = (room_bytes - 8 * ATTEND_TILE_ROWS) / (4 * HEAD_DIM + 4);
+    let capacity = (room_bytes - 8 * ATTEND_TILE_ROWS) / (4 * head_dim + 4);
     let capacity = capacity.min(LSES_A_THREAD as u32 * threads);
     let weights = staged.add(quads * capacity).cast::<f32>();
     let (thread, lane, warp) = (thread::thread_idx_x(), thread::lane_idx(), thread::warp_idx());
@@ -191,7 +191,7 @@ pub unsafe fn fold_rows<const HEAD_DIM: u32>(
                         lses[k] = lse.add(first + state(k) as u64).load();
                     }
                 });
-                let source = values.add(first * HEAD_DIM as u64).cast::<u8>();
+                let source = values.add(first * head_dim as u64).cast::<u8>();
                 let mut quad = thread;
                 while quad < states * quads {
                     copy_async_16(staged.add(quad).cast(), source.add(16 * quad as u64), 16);
@@ -271,179 +271,6 @@ pub unsafe fn fold_rows<const HEAD_DIM: u32>(
             begin += count;
         }
         row += rows_at_once;
-    }
-}
-
-/// Row tiles that [`fold_tiles`] folds together, at most.
-pub const TILES_TOGETHER: usize = 8;
-
-/// The states of a row tile: `[rows, pieces, HEAD_DIM]` values, and logarithms alike.
-#[derive(Clone, Copy)]
-pub struct TileStates {
-    /// Rows, or 0 for nothing to fold.
-    pub rows: u32,
-    /// States of each row.
-    pub pieces: u32,
-    /// Their values.
-    pub values: Global<f32>,
-    /// Their LSE, base 2.
-    pub lse: Global<f32>,
-}
-
-impl TileStates {
-    /// Partial states.
-    #[inline(always)]
-    pub fn states(&self) -> u32 {
-        self.rows * self.pieces
-    }
-}
-
-/// States that [`fold_tiles`] has room for.
-#[inline(always)]
-pub fn states_together<const HEAD_DIM: u32>(room_bytes: u32) -> u32 {
-    room_bytes / (4 * HEAD_DIM + 4)
-}
-
-/// [`fold_rows`] of several row tiles, and the same bits: it waits for memory once for all. `finish` takes a tile, a row, a
-/// column, its four values and the row's LSE.
-///
-/// # Safety
-/// As for [`fold_rows`]; there are at most [`TILES_TOGETHER`] tiles, each of at most `threads` states, and all fit.
-#[inline(always)]
-pub unsafe fn fold_tiles<const HEAD_DIM: u32>(
-    (room, room_bytes, threads): (Shared<u8>, u32, u32),
-    tiles: Range<u32>,
-    tile: impl Fn(u32) -> TileStates,
-    finish: impl Fn(u32, u32, u32, [f32; 4], f32),
-) {
-    let quads = HEAD_DIM / 4;
-    let capacity = states_together::<HEAD_DIM>(room_bytes);
-    let staged = room.cast::<[f32; 4]>();
-    let weights = staged.add(quads * capacity).cast::<f32>();
-    let (thread, warp) = (thread::thread_idx_x(), thread::warp_idx());
-    // SAFETY: the caller's contract; barriers part the uses of the room.
-    unsafe {
-        sync_threads();
-        let mut lses = [0.0; TILES_TOGETHER];
-        let of_tile = |k: usize| tiles.start + k as u32;
-        unroll::<TILES_TOGETHER>(|k| {
-            if of_tile(k) < tiles.end {
-                let tile = tile(of_tile(k));
-                if thread < tile.states() {
-                    lses[k] = tile.lse.add(thread as u64).load();
-                }
-            }
-        });
-        let (mut i, mut first) = (tiles.start, 0);
-        while i < tiles.end {
-            let tile = tile(i);
-            let source = tile.values.cast::<u8>();
-            let mut quad = thread;
-            while quad < tile.states() * quads {
-                copy_async_16(staged.add(first * quads + quad).cast(), source.add(16 * quad as u64), 16);
-                quad += threads;
-            }
-            first += tile.states();
-            i += 1;
-        }
-        commit_async_copies();
-        let mut first = 0;
-        unroll::<TILES_TOGETHER>(|k| {
-            if of_tile(k) < tiles.end {
-                let states = tile(of_tile(k)).states();
-                if thread < states {
-                    weights.add(first + thread).store(lses[k]);
-                }
-                first += states;
-            }
-        });
-        wait_async_copies::<0>();
-        sync_threads();
-
-        // A warp a tile.
-        let (mut i, mut first, mut turn) = (tiles.start, 0, 0);
-        while i < tiles.end {
-            let tile = tile(i);
-            if turn == warp {
-                let staged = |state: u32| staged.add((first + state) * quads);
-                fold_tile::<HEAD_DIM>(&tile, weights.add(first), staged, |row, column, values, lse| {
-                    finish(i, row, column, values, lse);
-                });
-            }
-            first += tile.states();
-            turn = if turn + 1 == threads / 32 { 0 } else { turn + 1 };
-            i += 1;
-        }
-    }
-}
-
-/// A warp folds the states of a row tile, four rows at once.
-#[inline(always)]
-unsafe fn fold_tile<const HEAD_DIM: u32>(
-    tile: &TileStates,
-    weights: Shared<f32>,
-    staged: impl Fn(u32) -> Shared<[f32; 4]>,
-    finish: impl Fn(u32, u32, [f32; 4], f32),
-) {
-    const ROWS: usize = 4;
-    /// Lanes of a row.
-    const LANES: u32 = 32 / ROWS as u32;
-    let (lane, pieces) = (thread::lane_idx(), tile.pieces);
-    let mut begin = 0;
-    while begin < tile.rows {
-        let states = |row: u32| (begin + row) * pieces;
-        // SAFETY: the caller's contract; the warp is together.
-        unsafe {
-            // Logarithms become weights: eight lanes a row.
-            let row = lane / LANES;
-            let end = if begin + row < tile.rows { pieces } else { 0 };
-            let mut maximum = f32::NEG_INFINITY;
-            let mut piece = lane % LANES;
-            while piece < end {
-                maximum = math::maximum(maximum, weights.add(states(row) + piece).load());
-                piece += LANES;
-            }
-            warp::sync_warp();
-            unroll::<3>(|i| maximum = math::maximum(maximum, warp::shuffle_xor_f32(maximum, 1 << i)));
-            let origin = if maximum == f32::NEG_INFINITY { 0.0 } else { maximum };
-            let mut piece = lane % LANES;
-            while piece < end {
-                let weight = weights.add(states(row) + piece);
-                weight.store(math::exp2(weight.load() - origin));
-                piece += LANES;
-            }
-            warp::sync_warp();
-            let maxima: [f32; ROWS] =
-                core::array::from_fn(|row| f32::from_bits(warp::shuffle_u32(maximum.to_bits(), row as u32 * LANES)));
-
-            let mut quad = lane;
-            while quad < HEAD_DIM / 4 {
-                let (mut sums, mut outputs) = ([0.0; ROWS], [[0.0; 4]; ROWS]);
-                let mut piece = 0;
-                while piece < pieces {
-                    unroll::<ROWS>(|row| {
-                        if begin + (row as u32) < tile.rows {
-                            let state = states(row as u32) + piece;
-                            let (weight, values) = (weights.add(state).load(), staged(state).add(quad).load());
-                            sums[row] += weight;
-                            // What an empty state holds does not matter, NaN included.
-                            let values = values.map(|value| if weight > 0.0 { value } else { 0.0 });
-                            outputs[row] = add_scaled(outputs[row], weight, values);
-                        }
-                    });
-                    piece += 1;
-                }
-                unroll::<ROWS>(|row| {
-                    if begin + (row as u32) < tile.rows {
-                        let inverse = if sums[row] > 0.0 { math::reciprocal(sums[row]) } else { 0.0 };
-                        let values = outputs[row].map(|value| value * inverse);
-                        finish(begin + row as u32, 4 * quad, values, maxima[row] + math::log2(sums[row]));
-                    }
-                });
-                quad += 32;
-            }
-        }
-        begin += ROWS as u32;
     }
 }
 

@@ -514,6 +514,7 @@ impl SparseFixture {
         executor.attention(&AttentionLaunch {
             attend,
             header,
+            plan: plan.image.address(),
             blocks: plan.teams.teams * plan.teams.blocks,
             head_dim: config.head_dim,
             dtype: config.dtype,

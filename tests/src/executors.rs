@@ -9,7 +9,7 @@
 use crate::buffer::{Access, Region};
 use kernels_gpu::abi::manifest::LaunchBounds;
 use kernels_gpu::abi::parameters::{
-    AppendParameters, AttendParameters, CacheView, CheckAppendParameters, CheckPageIdsParameters,
+    AppendParameters, AttendParameters, CacheView, CheckAppendParameters, CheckPageIdsParameters, FoldParameters,
     MergeStatesParameters, PositionsParameters, RopeAppendParameters, RopeParameters,
 };
 use kernels_gpu::abi::plan::PlanHeader;
@@ -31,6 +31,8 @@ pub struct AttentionLaunch {
     pub attend: AttendParameters,
     /// The plan's header.
     pub header: PlanHeader,
+    /// Address of the plan's image.
+    pub plan: u64,
     /// Blocks of all teams.
     pub blocks: u32,
     /// Elements of a row.
@@ -210,6 +212,25 @@ impl Emulator {
     }
 }
 
+impl Emulator {
+    /// Folds the row tiles that an attention left to this kernel, in few blocks, so that each takes several.
+    fn fold(&self, launch: &AttentionLaunch) {
+        if launch.header.folds == 0 {
+            return;
+        }
+        let attention = self.counters();
+        let written = |region: &Region| match region.access {
+            Access::Produce => Region { access: Access::Update, ..*region },
+            _ => *region,
+        };
+        let regions: Vec<Region> = launch.regions.iter().map(written).collect();
+        let AttentionLaunch { attend, plan, head_dim, .. } = *launch;
+        let parameters = Parameters::Fold(FoldParameters { attend, plan, head_dim, padding: 0 });
+        self.launch(&format!("fold_{}", launch.dtype), 5, parameters, &regions);
+        self.counters.set(attention);
+    }
+}
+
 impl Executor for Emulator {
     fn attention(&self, launch: &AttentionLaunch) {
         let AttentionLaunch { attend, variant, dtype, head_dim, .. } = *launch;
@@ -220,6 +241,7 @@ impl Executor for Emulator {
             (format!("attend_modified_{dtype}_d{head_dim}"), Parameters::AttendModified(attend, variant))
         };
         self.launch(&symbol, launch.blocks, parameters, &launch.regions);
+        self.fold(launch);
     }
 }
 
@@ -255,6 +277,7 @@ impl Executor for PrefillEmulator {
             (format!("prefill_modified_{dtype}_d{head_dim}"), Parameters::PrefillModified(attend, variant, address))
         };
         self.0.launch(&symbol, launch.blocks, parameters, &regions);
+        self.0.fold(launch);
     }
 }
 

@@ -254,6 +254,7 @@ impl Fixture {
         executor.attention(&AttentionLaunch {
             attend,
             header,
+            plan: image,
             blocks: plan.teams.teams * plan.teams.blocks,
             head_dim: config.head_dim,
             dtype: config.dtype,

@@ -65,6 +65,8 @@ impl PlanImage {
             arrivals_offset_bytes: arrivals_offset as u32,
             queue_begin_offset_bytes: queue_begin_offset as u32,
             items_offset_bytes: items_offset as u32,
+            folds: 0,
+            folds_offset_bytes: 0,
             epoch: 1,
             image_bytes: image_bytes as u64,
         };

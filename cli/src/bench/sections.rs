@@ -211,7 +211,7 @@ fn attention_in(
         false => PageTable::csr(case.page_size, &pages.begin, kv_lens)?,
     };
     let queries = QueryLengths::indptr(query_begin)?;
-    let attention = Attention::for_graphs(&lab.device, config, mode, limits(kv_lens, query_lens))?;
+    let mut attention = Attention::for_graphs(&lab.device, config, mode, limits(kv_lens, query_lens))?;
     let kernel = kernel.unwrap_or(attention.suitable_kernel(&table, queries)?);
     let mut attention = attention.with_kernel(kernel)?;
     let memory = lab.device.allocate(attention.workspace_bytes() as usize)?;

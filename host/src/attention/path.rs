@@ -2,7 +2,10 @@
 //!
 //! In: the batch's lengths. Out: the attend kernel, which reads as fast as memory can for requests with few query rows
 //! and takes tall items on the side; or the prefill kernel, which computes faster and has tall items alone. The choice
-//! follows from lengths alone, and from the measurements beside [`PROMPT_PART`].
+//! follows from lengths and shared prefixes alone, and from the measurements beside [`PROMPT_PART`]. Batches that share
+//! are the prefill kernel's: rows of several requests are as many as a prompt's. With 8192 keys in common and 128 of each
+//! request's own, 16 requests took an H200 24.7 us by the attend kernel and 21.4 by the prefill kernel, 64 took 49.1 and
+//! 43.7; with 32768, 48.8 and 45.7, 107.8 and 89.8.
 
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::plan::RAGGED_PAGE_TOKENS;
@@ -117,7 +120,7 @@ impl Prefill {
     }
 
     /// What a batch means for the kernel.
-    pub fn look_at(&self, table: &PageTable<'_>, queries: QueryLengths<'_>, group: u32) -> Look {
+    pub fn look_at(&mut self, table: &PageTable<'_>, queries: QueryLengths<'_>, group: u32) -> Look {
         let (mut prompts, mut all, mut row_tiles) = (0, 0, 0);
         for (request, &kv_len) in table.kv_lens().iter().enumerate() {
             let packed_rows = queries.len_of(request).saturating_mul(group);
@@ -128,7 +131,9 @@ impl Prefill {
                 prompts += kv_len as u64 * tiles;
             }
         }
-        Look { suits: prompts > 0 && prompts * PROMPT_PART.1 >= all * PROMPT_PART.0, many: self.are_many(row_tiles) }
+        let many = self.are_many(row_tiles);
+        let has_prompts = prompts > 0 && prompts * PROMPT_PART.1 >= all * PROMPT_PART.0;
+        Look { suits: has_prompts || self.path_mut(many).planner.would_share(table, queries), many }
     }
 }
 

@@ -154,6 +154,18 @@ impl Batch {
         }
     }
 
+    /// Finds what a batch shares.
+    pub fn find_sharing(&mut self, table: &PageTable<'_>, query: QueryLengths<'_>) -> Sharing {
+        self.shared.clear();
+        if table.shared_tokens().iter().all(|&tokens| tokens == 0) {
+            return Sharing::default();
+        }
+        match self.never_shared {
+            None => self.shared.find(table, query, &self.packing, self.teams),
+            not_shared => Sharing { not_shared, ..Sharing::default() },
+        }
+    }
+
     /// Reads a batch and checks it against the limits. On an error the batch is unusable.
     pub fn gather(&mut self, table: &PageTable<'_>, query: QueryLengths<'_>, limits: &Limits) -> Result<(), PlanError> {
         let over = |what, limit_field, got, limit| Err(PlanError::OverLimit { what, limit_field, got, limit });
@@ -180,14 +192,7 @@ impl Batch {
         }
 
         self.totals = Totals { requests: requests as usize, query_tokens, kv_tokens, ..Totals::default() };
-        self.shared.clear();
-        self.sharing = Sharing::default();
-        if table.shared_tokens().iter().any(|&tokens| tokens > 0) {
-            self.sharing = match self.never_shared {
-                None => self.shared.find(table, query, &self.packing, self.teams),
-                not_shared => Sharing { not_shared, ..Sharing::default() },
-            };
-        }
+        self.sharing = self.find_sharing(table, query);
         // One loop for each pair of forms, so that none chooses inside it.
         let kv_lens = table.kv_lens();
         let stride = match table.pages() {

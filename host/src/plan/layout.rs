@@ -21,7 +21,7 @@ struct Capacity {
     groups: u128,
     partial_rows: u128,
     shared_rows: u128,
-    covers: u128,
+    folds: u128,
 }
 
 /// Adds what shared prefixes may need. A request that takes part has one row tile of at most [`most_member_rows`] rows,
@@ -34,10 +34,10 @@ fn with_shared(config: &AttentionConfig, target: Target, limits: &Limits, flat: 
     let member_rows = packed_rows.min(members * most_member_rows(target) as u128);
     Capacity {
         items: flat.items + levels * members,
-        groups: flat.groups + members * heads,
+        groups: flat.groups,
         partial_rows: flat.partial_rows + member_rows * (levels + 1) * heads,
         shared_rows: levels * member_rows,
-        covers: 2 * levels * members,
+        folds: flat.groups / heads + members,
     }
 }
 
@@ -52,7 +52,7 @@ fn capacity(config: &AttentionConfig, target: Target, mode: SplitMode, limits: &
         ((tokens * group + occupied * (rows_of_tile - 1)) / rows_of_tile).min(tokens * group.div_ceil(rows_of_tile));
     let rows_of_tile = rows_of_tile.max(target.tall_rows as u128).min(tokens * group);
     let kv_tiles = limits.max_kv_len_tokens.div_ceil(target.tile_tokens) as u128;
-    let uncut = Capacity { items: row_tiles, groups: 0, partial_rows: 0, shared_rows: 0, covers: 0 };
+    let uncut = Capacity { items: row_tiles, groups: 0, partial_rows: 0, shared_rows: 0, folds: 0 };
     let may_share = NotShared::always(config, mode).is_none();
     match mode {
         SplitMode::Unsplit if may_share => with_shared(config, target, limits, uncut),
@@ -103,7 +103,7 @@ fn capacity(config: &AttentionConfig, target: Target, mode: SplitMode, limits: &
 }
 
 /// Lays out the workspace: header, `arrivals`, `queue_begin`, `mask_requests`, `first_kv_rows`, items, and right behind a
-/// plan's last item its `shared_rows` and `covers`; then partial outputs and their LSE.
+/// plan's last item its `shared_rows` and `folds`; then partial outputs and their LSE.
 ///
 /// # Errors
 /// Refuses limits that lead to indices or image offsets past 32 bits.
@@ -136,7 +136,7 @@ pub(super) fn place(
     let max_groups = fits("arrival counts", capacity.groups, positions)?;
     let max_partial_rows = fits("partial states", capacity.partial_rows, u32::MAX as u64)?;
     let max_shared_rows = fits("rows of shared items", capacity.shared_rows, positions)?;
-    let max_covers = fits("row tiles under shared items", capacity.covers, positions)?;
+    let max_folds = fits("row tiles to fold", capacity.folds, positions)?;
 
     let align = |bytes: u64| bytes.next_multiple_of(OFFSET_ALIGNMENT_BYTES);
     let teams = target.teams(config.kv_heads).teams as u64;
@@ -150,7 +150,7 @@ pub(super) fn place(
     let items_offset_bytes = align(first_kv_rows_offset_bytes + 4 * first_kv_rows);
     let items_bytes = size_of::<WorkItem>() as u64 * max_items;
     let image_bytes =
-        align(items_offset_bytes + items_bytes + size_of::<SharedRow>() as u64 * max_shared_rows + 4 * max_covers);
+        align(items_offset_bytes + items_bytes + size_of::<SharedRow>() as u64 * max_shared_rows + 4 * max_folds);
     fits("plan image bytes", image_bytes as u128, u32::MAX as u64)?;
     let partial_out_offset_bytes = image_bytes;
     let partial_lse_offset_bytes = align(partial_out_offset_bytes + 4 * max_partial_rows * config.head_dim as u64);
@@ -168,6 +168,7 @@ pub(super) fn place(
         max_groups: max_groups as u32,
         max_partial_rows: max_partial_rows as u32,
         max_shared_rows: max_shared_rows as u32,
+        max_folds: max_folds as u32,
     })
 }
 
@@ -223,11 +224,11 @@ impl Arrays {
         (cast_slice_mut(queue_begin), cast_slice_mut(items))
     }
 
-    /// Where a plan's items, its `shared_rows` and its `covers` end: each right behind the one before.
+    /// Where a plan's items, its `shared_rows` and its `folds` end: each right behind the one before.
     pub fn ends_bytes(&self, items: usize, written: Written) -> [usize; 3] {
         let items_end = self.layout.items_offset_bytes as usize + size_of::<WorkItem>() * items;
         let rows_end = items_end + size_of::<SharedRow>() * written.shared_rows as usize;
-        [items_end, rows_end, rows_end + 4 * written.covers as usize]
+        [items_end, rows_end, rows_end + 4 * written.folds as usize]
     }
 
     /// Where the rows of shared items leave their states.
@@ -237,11 +238,13 @@ impl Arrays {
         cast_slice_mut(&mut bytes[begin..end])
     }
 
-    /// The row tiles that shared items cover.
-    pub fn covers_mut(&mut self, items: usize, written: Written) -> &mut [u32] {
-        let [_, begin, end] = self.ends_bytes(items, written);
+    /// A plan's items, and the indices of those that stand for row tiles to fold.
+    pub fn items_and_folds_mut(&mut self, items: usize, written: Written) -> (&[WorkItem], &mut [u32]) {
+        let [items_end, begin, end] = self.ends_bytes(items, written);
         let bytes: &mut [u8] = cast_slice_mut(&mut self.words);
-        cast_slice_mut(&mut bytes[begin..end])
+        let (before, folds) = bytes[..end].split_at_mut(begin);
+        let items = &before[self.layout.items_offset_bytes as usize..items_end];
+        (cast_slice(items), cast_slice_mut(folds))
     }
 
     /// The first rows of the requests, for the first `requests` of the limits'.

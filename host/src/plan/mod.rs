@@ -300,6 +300,8 @@ impl Planner {
                 arrivals_offset_bytes: layout.arrivals_offset_bytes as u32,
                 queue_begin_offset_bytes: layout.queue_begin_offset_bytes as u32,
                 items_offset_bytes: layout.items_offset_bytes as u32,
+                folds: 0,
+                folds_offset_bytes: 0,
                 epoch: 0,
                 image_bytes: 0,
             },
@@ -363,18 +365,28 @@ impl Planner {
         } else {
             self.shared_writer.write(&self.batch, &self.pieces, &mut plan.arrays)
         };
+        let [_, rows_end, image_end] = plan.arrays.ends_bytes(self.pieces.len(), written);
         plan.header = PlanHeader {
             items: self.pieces.len() as u32,
             groups: written.groups,
             partial_rows: written.partial_rows,
             epoch: plan.header.epoch + 1,
-            image_bytes: plan.arrays.ends_bytes(self.pieces.len(), written)[2] as u64,
+            folds: written.folds,
+            folds_offset_bytes: rows_end as u32,
+            image_bytes: image_end as u64,
             ..plan.header
         };
         plan.arrays.set_header(plan.header);
         plan.totals = Totals { share, ..self.batch.totals() };
         (plan.written, plan.sharing) = (written, self.batch.sharing);
         Ok(&self.plan)
+    }
+
+    /// Whether a plan of a batch within the limits would share. The latest plan stays as it is.
+    #[cfg(any(feature = "cpu", feature = "cuda"))]
+    pub(crate) fn would_share(&mut self, table: &PageTable<'_>, query: QueryLengths<'_>) -> bool {
+        table.requests() <= self.limits.max_requests as usize
+            && self.batch.find_sharing(table, query).shared_requests > 0
     }
 
     /// Counts on from another planner's plans, so that no two plans of both have the same number.
@@ -440,8 +452,8 @@ impl Plan {
         bytemuck::cast_slice(&self.image()[begin..end])
     }
 
-    /// For each row tile of shared items the number of row tiles that it covers, and one item of each.
-    pub fn covers(&self) -> &[u32] {
+    /// An item of each row tile that the fold kernel folds; empty where nothing is shared.
+    pub fn folds(&self) -> &[u32] {
         let [_, begin, end] = self.arrays.ends_bytes(self.header.items as usize, self.written);
         bytemuck::cast_slice(&self.image()[begin..end])
     }

@@ -2,10 +2,11 @@
 //!
 //! In: the pieces of all units, one after another, each with its queue. Out: `queue_begin` and the items as
 //! [`WorkItem`] documents; a queue keeps the order in which its pieces were dealt, and the pieces of a cut unit get
-//! partial states and counts, for every KV head. Where keys are shared, a member's states and counts are for the pieces of
-//! the units above it too, and `shared_rows` and `covers` say which; they need all counts before the first item.
+//! partial states and counts, for every KV head. Where keys are shared, a member's states are for the pieces of the units
+//! above it too, and `shared_rows` says which, so all pieces are counted before the first item is written; and nothing is
+//! counted by the kernel, but `folds` names an item of each split row tile.
 
-use kernels_gpu::abi::plan::{SHARED, SharedRow, WorkItem};
+use kernels_gpu::abi::plan::{NOT_COUNTED, SHARED, SharedRow, WorkItem};
 
 use super::batch::{Batch, Request, RowTile};
 use super::layout::Arrays;
@@ -38,7 +39,7 @@ pub(super) struct Written {
     /// Of one unit.
     pub most_pieces: u32,
     pub shared_rows: u32,
-    pub covers: u32,
+    pub folds: u32,
 }
 
 /// Makes runs of items of the counts of pieces: each entry says where its run begins.
@@ -74,27 +75,20 @@ pub(super) fn write(batch: &Batch, pieces: &[Piece], queue_begin: &mut [u32], it
     written
 }
 
-/// Words of a [`SharedRow`].
-const WORDS_OF_ROW: u32 = size_of::<SharedRow>() as u32 / 4;
-
-/// Where the states of a member's one row tile are, and who counts.
+/// Where the states of a member's one row tile are.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     pieces: u32,
     /// Pieces of units above it: all, or those so far.
     shared_pieces: u32,
     partial_begin: u32,
-    group: u32,
-    /// One of its own items.
-    item: u32,
 }
 
-/// Where the arrays of a unit's row tile begin, in `shared_rows` and `covers`.
+/// Where a unit's row tile begins in `shared_rows`.
 #[derive(Clone, Copy, Debug, Default)]
 struct UnitPlace {
     pieces: u32,
     shared_row: u32,
-    cover: u32,
 }
 
 /// Spells plans that share. All memory is allocated at first.
@@ -129,7 +123,7 @@ impl SharedWriter {
                     unit_tile -= 1;
                     writer.shared(request, tile, self.unit_places[unit_tile]);
                 } else if request.first_tile > 0 {
-                    writer.member(request, tile, &mut self.places[request.index as usize]);
+                    writer.member(request, tile, self.places[request.index as usize]);
                 } else {
                     writer.unit(request, tile);
                 }
@@ -137,7 +131,8 @@ impl SharedWriter {
         }
         written = writer.written;
         end_runs(queue_begin);
-        self.cover(batch, arrays.covers_mut(pieces.len(), written));
+        (written.groups, written.folds) = (0, leave_to_fold(&mut arrays.split_mut().1[..pieces.len()]));
+        name_folds(arrays, pieces.len(), written);
         written
     }
 
@@ -168,9 +163,8 @@ impl SharedWriter {
         let mut written = Written::default();
         for_each_row_tile(batch, |tile, rows, members| {
             let unit_place = &mut self.unit_places[tile];
-            (unit_place.shared_row, unit_place.cover) = (written.shared_rows, written.covers);
+            unit_place.shared_row = written.shared_rows;
             written.shared_rows += rows.rows;
-            written.covers += 1 + rows.members;
             for member in members {
                 self.places[member.request as usize].pieces += unit_place.pieces;
             }
@@ -178,9 +172,8 @@ impl SharedWriter {
         for member in batch.shared.members() {
             if batch.shared.first_tile(member.request as usize) > 0 {
                 let place = &mut self.places[member.request as usize];
-                (place.partial_begin, place.group) = (written.partial_rows, written.groups);
+                place.partial_begin = written.partial_rows;
                 written.partial_rows += batch.heads * member.rows * place.pieces;
-                written.groups += batch.heads;
             }
         }
         written
@@ -200,16 +193,31 @@ impl SharedWriter {
             }
         });
     }
+}
 
-    /// Names an item of each row tile that a unit's row tile covers.
-    fn cover(&self, batch: &Batch, covers: &mut [u32]) {
-        for_each_row_tile(batch, |tile, _, members| {
-            let covers = &mut covers[self.unit_places[tile].cover as usize..][..1 + members.len()];
-            covers[0] = members.len() as u32;
-            for (cover, member) in covers[1..].iter_mut().zip(members) {
-                *cover = self.places[member.request as usize].item;
-            }
-        });
+/// Whether an item is the last piece of a split row tile: an own one of its request, even where others are shared.
+fn is_last_piece(item: &WorkItem) -> bool {
+    item.pieces > 1 && !item.is_shared() && item.piece + 1 == item.pieces
+}
+
+/// Has no item counted by the kernel; returns how many row tiles are split.
+fn leave_to_fold(items: &mut [WorkItem]) -> u32 {
+    let mut folds = 0;
+    for item in items {
+        if item.pieces > 1 {
+            item.group = NOT_COUNTED;
+        }
+        folds += u32::from(is_last_piece(item));
+    }
+    folds
+}
+
+/// Names an item of each split row tile.
+fn name_folds(arrays: &mut Arrays, items: usize, written: Written) {
+    let (items, folds) = arrays.items_and_folds_mut(items, written);
+    let last_pieces = (0..).zip(items).filter(|(_, item)| is_last_piece(item));
+    for (fold, (index, _)) in folds.iter_mut().zip(last_pieces) {
+        *fold = index;
     }
 }
 
@@ -283,11 +291,10 @@ impl Writer<'_> {
     }
 
     /// The own keys of a request that shares the ones before.
-    fn member(&mut self, request: &Request, tile: RowTile, place: &mut Place) {
+    fn member(&mut self, request: &Request, tile: RowTile, place: Place) {
         let unit = take_unit(&mut self.pieces, &tile);
-        place.item = self.queue_begin[unit[0].run as usize];
-        let Place { pieces, shared_pieces: piece, partial_begin, group, .. } = *place;
-        self.cut(unit, &tile, WorkItem { pieces, piece, partial_begin, group, ..self.whole(request, &tile) });
+        let Place { pieces, shared_pieces: piece, partial_begin } = place;
+        self.cut(unit, &tile, WorkItem { pieces, piece, partial_begin, ..self.whole(request, &tile) });
     }
 
     /// Keys that several requests share.
@@ -297,7 +304,6 @@ impl Writer<'_> {
             query_position: tile.kv_end as i32,
             pieces: SHARED | place.pieces,
             partial_begin: self.items_end_rows + place.shared_row,
-            group: (self.items_end_rows + self.written.shared_rows) * WORDS_OF_ROW + place.cover,
             ..self.whole(request, &tile)
         };
         self.cut(unit, &tile, item);

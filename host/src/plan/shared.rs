@@ -25,15 +25,12 @@ use kernels_gpu::abi::tile::ATTEND_TILE_ROWS;
 /// for the usual 4 rows of 128 moves as many bytes as 8 states. What a batch as a whole must save is measured, below.
 const MEMBER_COST: u64 = TILE_COST;
 
-/// What a batch that shares waits for beside its work, in costs of one queue: the shared items, and where a row tile of
-/// theirs comes last the folds of all its members, one block's for each head. Measured on an H200, 32/8 heads of 128, with
-/// 128 keys of each request's own, shared and flat: 16 requests with 1024 keys in common 34 and 15 us, with 4096 41 and 41,
-/// with 8192 56 and 78, with 32768 53 and 278; 64 with 1024 60 and 44, with 2048 68 and 79, with 32768 116 and 1112.
-const START_COST: i64 = 8;
-const FOLD_COST: i64 = 2;
-
-/// Part of its cost that a key read again costs, as the second-level cache may still have it.
-const CACHED: (i64, i64) = (2, 3);
+/// What a batch must save to share, in costs of each queue: its pieces of a prefix are short, and a second launch folds
+/// them. Measured on an H200, 32/8 heads of 128, with 128 keys of each request's own, in us shared and flat: by the attend
+/// kernel 16 requests with 1024 keys in common 18.2 and 14.5, with 2048 19.8 and 22.8; 64 with 512 35.6 and 26.5, with 1024
+/// 31.6 and 43.1; by the prefill kernel (and flat by the other) 16 with 1024 16.6 and 14.5, with 2048 14.2 and 22.8; 64 with
+/// 256 22.0 and 18.5, with 512 22.4 and 26.5.
+const START_COST: i64 = 26;
 
 /// Numbers of levels that may be left, 0 to the most.
 const CHOICES: usize = MAX_SHARED_PREFIX_LEVELS as usize + 1;
@@ -320,9 +317,7 @@ impl Shared {
         self.gather(table, query, packing);
         self.choose(packing);
         let (sharing, saved_cost) = self.spell(table.requests(), packing);
-        let most_members = self.row_tiles.iter().map(|tile| tile.members).max().unwrap_or(0) as i64;
-        let waits = START_COST + most_members * FOLD_COST;
-        let pays = self.always || saved_cost * CACHED.0 > teams as i64 * waits * CACHED.1;
+        let pays = self.always || saved_cost > teams as i64 * START_COST;
         if self.units.is_empty() || !pays {
             self.clear();
             return Sharing { not_shared: Some(NotShared::DoesNotPay), ..Sharing::default() };

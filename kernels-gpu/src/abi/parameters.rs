@@ -77,6 +77,21 @@ pub struct AttendParameters {
     pub box_tokens: u32,
 }
 
+/// The fold kernel's parameters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct FoldParameters {
+    /// Those of the launch before, which left the partial states.
+    pub attend: AttendParameters,
+    /// The plan image.
+    pub plan: u64,
+    /// Elements of an output row.
+    pub head_dim: u32,
+    /// Fills the struct to a multiple of 8 bytes.
+    pub padding: u32,
+}
+
 /// Tensor maps of K and V, as the driver encodes them: dims head dim, page size, KV heads, pages (of ragged
 /// rows: head dim, rows, KV heads, 1); boxes of 64 elements of
 /// [`box_tokens`](AttendParameters::box_tokens) tokens, swizzled by 128 bytes. Prefill kernels take them as their third
@@ -368,6 +383,7 @@ const _: () = {
     assert!(size_of::<CacheView>() == 32);
     assert!(size_of::<RowsView>() == 24);
     assert!(size_of::<AttendParameters>() == 6 * 8 + 3 * 24 + 2 * 32 + 3 * 12 + 20);
+    assert!(size_of::<FoldParameters>() == size_of::<AttendParameters>() + 16);
     assert!(size_of::<MergeStatesParameters>() == 4 * 24 + 4 * 8 + 8 + 12 + 12);
     assert!(size_of::<AppendParameters>() == 2 * 24 + 2 * 32 + 5 * 8 + 8 + 36 + 4);
     assert!(size_of::<PositionsParameters>() == 40);

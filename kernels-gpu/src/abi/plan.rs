@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! PlanHeader | arrivals: [u32] | queue_begin: [u32; 2 * teams + 1] | mask_requests: [MaskRequest]
-//!     | first_kv_rows: [u32] | items: [WorkItem] | shared_rows: [SharedRow] | covers: [u32]
+//!     | first_kv_rows: [u32] | items: [WorkItem] | shared_rows: [SharedRow] | folds: [u32]
 //! ```
 //!
 //! Ragged keys and values, rows without page ids, are to the kernel one page a request, of [`RAGGED_PAGE_TOKENS`]: pages
@@ -26,10 +26,12 @@
 //! that stand side by side, against keys in the pages of the first one. Such a row's pieces come from several items: in
 //! the order of the keys those of each shared item above its request, then those of the request's own items, which begin
 //! where the last shared one ends. All lie in the array of the request's row tile, so one fold does for them.
-//! [`SharedRow`] says where in it a shared item's rows go. A shared item covers whole row tiles; behind it, in `covers`,
-//! stand their number and for each the index of one of its own items, whose count the shared item's arrival is counted in
-//! too. Both arrays follow the last item in use, and items say how far from the first one their parts of them lie; so
-//! kernels need no other address. Plans that share nothing have neither.
+//! [`SharedRow`] says where in it a shared item's rows go. These follow the last item in use, and a shared item says how
+//! far from the first item its part of them lies.
+//!
+//! The last piece of a shared item would complete the rows of all its requests at once. So plans that share count nothing:
+//! behind the shared rows, `folds` names an item of each split row tile, shared or not, for a launch of the fold kernel
+//! after this one. Plans that share nothing have neither array.
 //!
 //! A *packed row* is one (query token, query head) pair of the heads that share a KV head: packed row `r` of a
 //! request is token `r / group` and head `kv_head * group + r % group`.
@@ -42,10 +44,13 @@ use super::divisor::Divisor;
 pub const RAGGED_PAGE_TOKENS: u32 = 1 << 31;
 
 /// First bytes of an image.
-pub const PLAN_MAGIC: u32 = 0x6f78_6134; // "oxa4"
+pub const PLAN_MAGIC: u32 = 0x6f78_6135; // "oxa5"
 
 /// Bit of [`WorkItem::pieces`] that makes an item a shared one.
 pub const SHARED: u32 = 1 << 31;
+
+/// [`WorkItem::group`] of items that are not counted, because a launch of its own folds them.
+pub const NOT_COUNTED: u32 = u32::MAX;
 
 /// What the image holds and where. Offsets are bytes from the start of the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +73,10 @@ pub struct PlanHeader {
     pub queue_begin_offset_bytes: u32,
     /// Where the items start.
     pub items_offset_bytes: u32,
+    /// Row tiles that the fold kernel folds.
+    pub folds: u32,
+    /// Where their items' indices start.
+    pub folds_offset_bytes: u32,
     /// Counts the plans made by one planner, from 1.
     pub epoch: u64,
     /// Whole image in bytes.
@@ -119,8 +128,7 @@ pub struct WorkItem {
     /// pieces + i`. Of a shared item, where the [`SharedRow`] of its first row lies, counted in
     /// such from the first item.
     pub partial_begin: u32,
-    /// First of the tile's counts in `arrivals`, one a KV head. Of a shared item, where its part of
-    /// `covers` lies, counted in words from the first item.
+    /// First of the tile's counts in `arrivals`, one a KV head; or [`NOT_COUNTED`].
     pub group: u32,
 }
 
@@ -173,12 +181,12 @@ pub struct MaskRequest {
 
 const _: () = {
     assert!(size_of::<MaskRequest>() == 16);
-    assert!(size_of::<PlanHeader>() == 48);
+    assert!(size_of::<PlanHeader>() == 56);
     assert!(size_of::<SharedRow>() == 8);
     // The arrays behind the items are counted from the first item.
     assert!(size_of::<WorkItem>().is_multiple_of(size_of::<SharedRow>()));
     assert!(size_of::<WorkItem>() == 48);
-    assert!(core::mem::offset_of!(PlanHeader, epoch) == 32);
+    assert!(core::mem::offset_of!(PlanHeader, epoch) == 40);
     assert!(core::mem::offset_of!(WorkItem, kv_begin_tokens) == 16);
     assert!(core::mem::offset_of!(WorkItem, pieces) == 32);
 };

@@ -40,6 +40,12 @@ pub const ATTEND_HEAD_DIMS: [u32; 10] = [64, 80, 96, 112, 128, 160, 192, 224, 25
 
 /// Threads of a merge block: a warp folds a row.
 pub const MERGE_THREADS: u32 = 128;
+/// Threads of a fold block: a block folds a row tile.
+pub const FOLD_THREADS: u32 = 128;
+/// Fold blocks that a multiprocessor should hold.
+pub const FOLD_BLOCKS_PER_MULTIPROCESSOR: u32 = 3;
+/// Shared memory of a fold block: room for 142 states of 128, and for those blocks on a Hopper multiprocessor.
+pub const FOLD_SHARED_BYTES: u32 = 72 * 1024;
 /// Threads of an append block.
 pub const APPEND_THREADS: u32 = 256;
 /// 16-byte pieces of K and of V an append thread copies, their loads in flight together.

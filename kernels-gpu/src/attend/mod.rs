@@ -2,9 +2,10 @@
 //! own KV heads.
 //!
 //! In: the plan's items, queries, page ids, K and V. Out: output rows and LSE. Pieces of split items leave partial
-//! states, which the block that finishes the last piece folds, after its tall items or after all. A queue's tall items
-//! come first: many packed rows, each warp its own, where arithmetic takes the time. Then the short ones: up to 16 packed
-//! rows, whose keys the warps share, where memory does.
+//! states, which the block that finishes the last piece folds; or, where prefixes are shared and one block's last piece
+//! would complete many rows at once, a launch of [`fold`] behind this one. A queue's tall items come first: many packed
+//! rows, each warp its own, where arithmetic takes the time. Then the short ones: up to 16 packed rows, whose keys the
+//! warps share, where memory does.
 //!
 //! FlashAttention-2 (Dao, 2023) gives the online softmax, Flash-Decoding the split over keys, FlashInfer (Ye et al.,
 //! 2025) the packing of query heads into rows and the plan.
@@ -14,6 +15,7 @@
 mod ahead;
 mod arrive;
 mod copies;
+pub mod fold;
 mod loader;
 mod logits;
 pub mod prefill;
@@ -22,7 +24,7 @@ mod short;
 mod tall;
 mod work;
 
-use simt::{block::sync_threads, global::Global, registers::anew, tensor::Element, thread};
+use simt::{global::Global, registers::anew, tensor::Element, thread};
 
 use crate::{abi::parameters::AttendParameters, merge::Values, variant::Variant};
 use shape::Shape;
@@ -47,39 +49,19 @@ pub unsafe fn attend<
     variant: V::Parameters,
 ) {
     let variant = V::bind(variant);
-    let tile = Shape::<HEAD_DIM, HOPPER>::TILE;
-    let (threads, room_bytes) = (tile.threads(), tile.addresses_offset_bytes());
-    let has_tall = tile.tall_rows(V::IS_LIGHT) > 0;
     // SAFETY: the caller's contract covers every address formed below.
     unsafe {
         let mut queue = Queue::read(&p);
-        if has_tall && (V::IS_LIGHT || HEAD_DIM < 256) {
-            if queue.tall().has_work() {
-                let split = tall::walk::<E, V, HEAD_DIM, HOPPER, QUERY_STEPS>(&p, variant);
-                // A shared item counts for many row tiles. Were it the last of their pieces, one block would fold them
-                // all; but once it is counted, the last are their own short items, which lie in many queues.
-                if split {
-                    arrive::arrive::<E, HEAD_DIM, true>(&p, Queue::read(&p).tall(), threads, room_bytes);
-                    sync_threads();
-                }
-                // Read again: there were no registers to keep it.
-                queue = Queue::read(&p);
-            }
-            let short = queue.short();
-            if short::walk::<E, V, HEAD_DIM, HOPPER, QUERY_STEPS, OUTPUT_STEPS>(&p, variant, short) {
-                arrive::arrive::<E, HEAD_DIM, true>(&p, short, threads, room_bytes);
-            }
-            return;
-        }
-        // The widest variants have no registers for it, and count all items at the end.
         let mut split = false;
-        if has_tall && queue.tall().has_work() {
+        if Shape::<HEAD_DIM, HOPPER>::TILE.tall_rows(V::IS_LIGHT) > 0 && queue.tall().has_work() {
             split = tall::walk::<E, V, HEAD_DIM, HOPPER, QUERY_STEPS>(&p, variant);
+            // Read again: there were no registers to keep it.
             queue = Queue::read(&p);
         }
         split |= short::walk::<E, V, HEAD_DIM, HOPPER, QUERY_STEPS, OUTPUT_STEPS>(&p, variant, queue.short());
         if split {
-            arrive::arrive::<E, HEAD_DIM, false>(&p, queue.all, threads, room_bytes);
+            let tile = Shape::<HEAD_DIM, HOPPER>::TILE;
+            arrive::arrive::<E, HEAD_DIM>(&p, queue.all, tile.threads(), tile.addresses_offset_bytes());
         }
     }
 }

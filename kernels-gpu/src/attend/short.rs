@@ -32,7 +32,7 @@ use crate::{
     variant::{Piece, Variant},
 };
 
-/// Walks the short items from `at` on; returns whether one of them was a piece of a split. `QUERY_STEPS` and
+/// Walks the short items from `at` on; returns whether one of them is counted. `QUERY_STEPS` and
 /// `OUTPUT_STEPS` are [`super::attend`]'s.
 ///
 /// # Safety
@@ -233,7 +233,7 @@ pub(super) unsafe fn walk<
                         }
                     });
                     sync_threads();
-                    split |= work.pieces > 1;
+                    split |= work.is_counted();
                     fold.write::<E>(p, &work);
                     break;
                 }

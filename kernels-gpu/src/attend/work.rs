@@ -5,7 +5,7 @@ use simt::{global::Global, registers::anew};
 
 use crate::abi::divisor::Divisor;
 use crate::abi::parameters::{AttendParameters, RowsView};
-use crate::abi::plan::{SHARED, WorkItem};
+use crate::abi::plan::{NOT_COUNTED, SHARED, WorkItem};
 use crate::variant::RowAt;
 
 /// A place in the queue: an item and one of this block's heads.
@@ -80,13 +80,16 @@ impl Work {
         }
     }
 
-    /// The same once more, where it is needed again: ordered loads, so that nothing is kept in registers meanwhile.
+    /// The same once more, where it is needed again: from another address to the compiler, so that nothing is kept in
+    /// registers meanwhile, and from the first-level cache.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub unsafe fn read_again(p: &AttendParameters, at: Cursor) -> Self {
         let words = Self::words(p, Cursor { item: anew(at.item), ..at });
         // SAFETY: an item of the plan, by the kernel's contract.
-        unsafe { Self::from_words([words.load(), words.add(1).load(), words.add(2).load()], at) }
+        unsafe {
+            Self::from_words([words.load_constant(), words.add(1).load_constant(), words.add(2).load_constant()], at)
+        }
     }
 
     /// What [`limits`](Self::limits) and [`at`](Self::at) need, once more, as far as it is used.
@@ -146,6 +149,12 @@ impl Work {
     #[inline(always)]
     pub fn states(&self, row: u32) -> u64 {
         self.partial_begin as u64 + (self.kv_head as u64 * self.rows as u64 + row as u64) * self.pieces as u64
+    }
+
+    /// Whether it is a piece of a split whose last block folds it.
+    #[inline(always)]
+    pub fn is_counted(&self) -> bool {
+        self.pieces > 1 && self.group != NOT_COUNTED
     }
 
     /// Whether the rows are those of several requests.

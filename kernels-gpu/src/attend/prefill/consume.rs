@@ -245,7 +245,7 @@ impl<'a, V: Variant> Item<'a, V> {
             let thread = anew(thread::thread_idx_x());
             let first_row = ROWS * group;
             let work = Work::read(p, at);
-            if work.pieces > 1 && thread == THREADS {
+            if work.is_counted() && thread == THREADS {
                 room.split().store(1);
             }
             let last_row = (first_row + ROWS).min(work.rows) - 1;

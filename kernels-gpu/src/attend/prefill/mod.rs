@@ -87,7 +87,7 @@ pub unsafe fn prefill<
         }
         sync_threads();
         if room.split().load() != 0 {
-            arrive::<E, HEAD_DIM, true>(&p, Queue::read(&p).all, PREFILL_THREADS, room.free_bytes());
+            arrive::<E, HEAD_DIM>(&p, Queue::read(&p).all, PREFILL_THREADS, room.free_bytes());
         }
     }
 }

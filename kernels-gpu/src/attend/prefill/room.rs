@@ -64,7 +64,7 @@ impl<const HEAD_DIM: u32> Room<HEAD_DIM> {
         turn / Self::TILE.stages % 2
     }
 
-    /// Whether one of the block's items was a piece of a split.
+    /// Whether one of the block's items is counted.
     #[inline(always)]
     pub fn split(self) -> Shared<u32> {
         Shared::<u64>::dynamic().add(4 * Self::TILE.stages + 4).cast()

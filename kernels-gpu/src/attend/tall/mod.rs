@@ -62,22 +62,21 @@ pub(super) unsafe fn walk<
         let mut pipeline = Pipeline::<HEAD_DIM, HOPPER>::begin(p, at);
         start_queries::<HEAD_DIM, HOPPER>(p, at);
         while at.has_work() {
-            let pieces = if tile.tall_blocks(V::IS_LIGHT) == 2
+            split |= if tile.tall_blocks(V::IS_LIGHT) == 2
                 && Work::read(p, at).rows > Shape::<HEAD_DIM, HOPPER>::TALL_BLOCK_ROWS
             {
                 item::<E, V, HEAD_DIM, HOPPER, STEPS, 2>(p, variant, &mut pipeline, at)
             } else {
                 item::<E, V, HEAD_DIM, HOPPER, STEPS, 1>(p, variant, &mut pipeline, at)
             };
-            split |= pieces > 1;
             at = Queue::after_tall(p, at.item, at.head);
         }
     }
     split
 }
 
-/// One item, whose rows are up to `BLOCKS` blocks a warp; returns its pieces. At the end the query rows of the item
-/// after it are on their way.
+/// One item, whose rows are up to `BLOCKS` blocks a warp; returns whether it is counted. At the end the query rows of the
+/// item after it are on their way.
 #[inline(always)]
 unsafe fn item<
     E: Element + Values,
@@ -91,7 +90,7 @@ unsafe fn item<
     variant: V,
     pipeline: &mut Pipeline<HEAD_DIM, HOPPER>,
     at: Cursor,
-) -> u32 {
+) -> bool {
     let tile = Shape::<HEAD_DIM, HOPPER>::TILE;
     // What follows from the thread is this item's, not kept from the kernel's start.
     let thread = anew(thread::thread_idx_x());
@@ -179,7 +178,7 @@ unsafe fn item<
                 write::<E, HEAD_DIM, STEPS>(p, &work, row, quad, &softmax[block], &outputs[block]);
             });
         }
-        work.pieces
+        work.is_counted()
     }
 }
 
