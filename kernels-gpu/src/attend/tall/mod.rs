@@ -31,7 +31,7 @@ use crate::{
     abi::{parameters::AttendParameters, tile::ATTEND_TILE_ROWS},
     merge::Values,
     softmax::OnlineSoftmax,
-    tile::unroll,
+    tile::{transpose_quad, unroll},
     variant::{Piece, Variant},
 };
 
@@ -272,7 +272,8 @@ pub(super) unsafe fn write<E: Element, const HEAD_DIM: u32, const STEPS: usize>(
     }
 }
 
-/// Writes a lane's columns of row `row` of the item, which is half `HALF` of its accumulators.
+/// Writes a lane's columns of row `row` of the item, which is half `HALF` of its accumulators. Output rows go 16 bytes at a
+/// time: in words, their stores took the prefill kernel a fifth of its time for prompts of 512 tokens, a twelfth for 2048.
 #[inline(always)]
 unsafe fn write_row<E: Element, const HEAD_DIM: u32, const STEPS: usize, const HALF: usize>(
     p: &AttendParameters,
@@ -282,9 +283,7 @@ unsafe fn write_row<E: Element, const HEAD_DIM: u32, const STEPS: usize, const H
     softmax: &OnlineSoftmax,
     outputs: &[Columns; STEPS],
 ) {
-    if row >= work.rows {
-        return;
-    }
+    let is_there = row < work.rows;
     let (maximum, sum) = (softmax.maximum[HALF], softmax.sum[HALF]);
     let inverse = if sum > 0.0 { math::reciprocal(sum) } else { 0.0 };
     let lse = maximum + math::log2(sum);
@@ -294,17 +293,26 @@ unsafe fn write_row<E: Element, const HEAD_DIM: u32, const STEPS: usize, const H
     // SAFETY: the caller's contract.
     unsafe {
         if work.pieces == 1 {
-            let target = work.row(&p.out, p.group, row).add(4 * quad as u64);
+            let target = work.row(&p.out, p.group, row);
+            let word = |n: usize, i: usize| {
+                let [left, right] = pair(n, i);
+                E::pack(left, right)
+            };
             unroll::<STEPS>(|n| {
-                unroll::<2>(|i| {
-                    let [left, right] = pair(n, i);
-                    target.add(2 * column(n, i)).cast::<u32>().store(E::pack(left, right));
-                })
+                if n % 2 == 1 {
+                    let words = [word(n - 1, 0), word(n - 1, 1), word(n, 0), word(n, 1)];
+                    let words = transpose_quad(words, quad);
+                    if is_there {
+                        target.add(16 * quad as u64).add(2 * column(n - 1, 0)).cast::<[u32; 4]>().store(words);
+                    }
+                } else if n + 1 == STEPS && is_there {
+                    unroll::<2>(|i| target.add(4 * quad as u64).add(2 * column(n, i)).cast::<u32>().store(word(n, i)));
+                }
             });
-            if quad == 0 && p.lse.address != 0 {
+            if is_there && quad == 0 && p.lse.address != 0 {
                 work.row(&p.lse, p.group, row).cast::<f32>().store(lse * p.lse_scale);
             }
-        } else {
+        } else if is_there {
             let state = work.state(p, row);
             let target = Global::<f32>::new(p.partial_out).add(state * HEAD_DIM as u64 + 2 * quad as u64);
             unroll::<STEPS>(|n| {
