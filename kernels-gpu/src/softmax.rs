@@ -24,6 +24,18 @@ impl OnlineSoftmax {
         OnlineSoftmax { maximum: [f32::NEG_INFINITY; 2], sum: [0.0; 2] }
     }
 
+    /// What a finished row's output is multiplied by: 0 for a row that has seen no key.
+    #[inline(always)]
+    pub fn inverse(&self, half: usize) -> f32 {
+        if self.sum[half] > 0.0 { math::reciprocal(self.sum[half]) } else { 0.0 }
+    }
+
+    /// A finished row's LSE, base 2.
+    #[inline(always)]
+    pub fn lse(&self, half: usize) -> f32 {
+        self.maximum[half] + math::log2(self.sum[half])
+    }
+
     /// Takes four logits of row `half` (0 or 1) and returns their weights and the factor for what came before.
     /// Rows that have seen only -inf keep weight 0: their maximum is replaced by 0 in the exponent, since -inf
     /// minus -inf is NaN.

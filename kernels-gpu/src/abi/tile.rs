@@ -165,6 +165,8 @@ pub struct PrefillTile {
 impl PrefillTile {
     /// Shared memory of barriers, at the start.
     pub const BARRIER_BYTES: u32 = 1024;
+    /// Shared memory in which a warp that computes turns its output rows: 16 of 64 columns.
+    pub const TURNED_BYTES: u32 = 2 * 16 * 64;
 
     /// The tile of a head dim, or `None` where no kernel is built.
     pub const fn new(head_dim: u32) -> Option<PrefillTile> {
@@ -191,7 +193,8 @@ impl PrefillTile {
 
     /// Shared memory of a block.
     pub const fn shared_bytes(self) -> u32 {
-        PrefillTile::BARRIER_BYTES + self.query_bytes() + 2 * self.stages * self.copy_bytes()
+        let turned_bytes = 4 * PREFILL_WARPGROUPS * PrefillTile::TURNED_BYTES;
+        PrefillTile::BARRIER_BYTES + self.query_bytes() + 2 * self.stages * self.copy_bytes() + turned_bytes
     }
 
     /// Tokens of a box: as many as fit both a page and a tile in whole numbers; `None` if the hardware cannot copy such

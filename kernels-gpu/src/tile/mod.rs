@@ -6,7 +6,6 @@
 
 use simt::shared::Shared;
 use simt::tensor::Element;
-use simt::warp::shuffle_xor_u32;
 use simt::wgmma::{Descriptor, KMajor, MnMajor, Swizzle};
 
 /// Calls `f(0)`, `f(1)`, up to `f(N - 1)`, each with a constant. `N` is at most 64.
@@ -26,28 +25,6 @@ pub fn unroll<const N: usize>(mut f: impl FnMut(usize)) {
 pub fn zeros<const N: usize, const M: usize>() -> [[f32; M]; N] {
     // SAFETY: all-zero bytes are zeros.
     unsafe { core::mem::zeroed() }
-}
-
-/// Transposes 4 words of each of 4 neighbouring lanes: word `i` of lane `quad` becomes word `quad` of lane `i`. Eight
-/// columns of an accumulator's row, a word a lane, so become 16 bytes of one lane.
-///
-/// # Safety
-/// All lanes of the warp call together; `quad` is the lane's place in its four.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-pub unsafe fn transpose_quad([a, b, c, d]: [u32; 4], quad: u32) -> [u32; 4] {
-    // SAFETY: the caller's contract.
-    unsafe {
-        // Two by two within pairs of lanes, then pairs of words between the pairs.
-        let is_odd = quad & 1 != 0;
-        let ab = shuffle_xor_u32(if is_odd { a } else { b }, 1);
-        let cd = shuffle_xor_u32(if is_odd { c } else { d }, 1);
-        let [a, b, c, d] = if is_odd { [ab, b, cd, d] } else { [a, ab, c, cd] };
-        let is_upper = quad & 2 != 0;
-        let ac = shuffle_xor_u32(if is_upper { a } else { c }, 2);
-        let bd = shuffle_xor_u32(if is_upper { b } else { d }, 2);
-        if is_upper { [ac, bd, c, d] } else { [a, b, ac, bd] }
-    }
 }
 
 /// Rows of 16-bit values in shared memory.

@@ -16,6 +16,7 @@ use simt::{
 };
 
 use super::room::Room;
+use super::write::write;
 use crate::abi::parameters::AttendParameters;
 use crate::attend::logits::Keys;
 use crate::attend::tall;
@@ -29,6 +30,9 @@ use crate::variant::{Piece, Variant};
 const ROWS: u32 = 64;
 /// Threads of a warpgroup.
 const THREADS: u32 = 128;
+
+/// Pieces of 16 bytes of the widest rows that a thread copies of an item.
+const MOST_PIECES: usize = 16;
 
 /// The first of the named barriers in which a warpgroup waits for itself alone.
 const ALONE: u32 = 1;
@@ -122,7 +126,7 @@ pub(super) unsafe fn consume<
                     &mut weights,
                     &mut outputs,
                 );
-                write::<E, HEAD_DIM, STEPS, TILES>(p, at.before(), &softmax, &outputs);
+                write::<E, HEAD_DIM, STEPS, TILES>(p, room, at.before(), lane_row(), &softmax, &outputs);
                 unroll::<TILES>(|n| outputs[n] = [0.0; 4]);
                 pack::<E, COLUMNS, DEPTH>(&scores, &mut weights);
                 turn += 1;
@@ -136,7 +140,7 @@ pub(super) unsafe fn consume<
             wait_group::<0, TILES>(&mut outputs);
             release(room.values_empty(turn));
             turn += 1;
-            write::<E, HEAD_DIM, STEPS, TILES>(p, at.before(), &item.softmax, &outputs);
+            write::<E, HEAD_DIM, STEPS, TILES>(p, room, at.before(), lane_row(), &item.softmax, &outputs);
         }
     }
 }
@@ -332,22 +336,6 @@ fn lane_row() -> u32 {
     thread / 32 * 16 + thread % 32 / 4
 }
 
-/// Writes the lane's rows of an item.
-#[inline(always)]
-unsafe fn write<E: Element, const HEAD_DIM: u32, const STEPS: usize, const TILES: usize>(
-    p: &AttendParameters,
-    at: Cursor,
-    softmax: &OnlineSoftmax,
-    outputs: &[[f32; 4]; TILES],
-) {
-    // SAFETY: an item of the queue, by the kernel's contract; two tiles of 8 columns are a step.
-    unsafe {
-        let work = Work::read_again(p, at);
-        let columns: &[[[f32; 4]; 2]; STEPS] = &*(&raw const *outputs).cast();
-        tall::write::<E, HEAD_DIM, STEPS>(p, &work, lane_row(), anew(thread::thread_idx_x()) % 4, softmax, columns);
-    }
-}
-
 /// Starts `S = Q K^T`.
 #[inline(always)]
 unsafe fn start_scores<E: Element, const HEAD_DIM: u32, const COLUMNS: usize, const STEPS: usize>(
@@ -421,14 +409,17 @@ unsafe fn start_queries<const HEAD_DIM: u32>(p: &AttendParameters, at: Cursor, g
     // SAFETY: an item of the queue, by the kernel's contract; the warpgroup has read the rows that were there.
     unsafe {
         let work = Work::read_again(p, at);
-        let mut index = anew(thread::thread_idx_x()) % THREADS;
-        while index < ROWS * chunks {
-            let (row, chunk) = (ROWS * group + index / chunks, index % chunks);
-            let valid = row < work.rows;
-            let source = work.row(&p.q, p.group, if valid { row } else { 0 }).add(16 * chunk as u64);
-            copy_async_16(room.queries().chunk(row, chunk), source, if valid { 16 } else { 0 });
-            index += THREADS;
-        }
+        let thread = anew(thread::thread_idx_x()) % THREADS;
+        // Side by side, as the loads and divisions behind an address would else wait for those before.
+        unroll::<MOST_PIECES>(|i| {
+            let index = thread + THREADS * i as u32;
+            if i as u32 * THREADS < ROWS * chunks {
+                let (row, chunk) = (ROWS * group + index / chunks, index % chunks);
+                let valid = row < work.rows;
+                let source = work.row(&p.q, p.group, if valid { row } else { 0 }).add(16 * chunk as u64);
+                copy_async_16(room.queries().chunk(row, chunk), source, if valid { 16 } else { 0 });
+            }
+        });
         commit_async_copies();
     }
 }

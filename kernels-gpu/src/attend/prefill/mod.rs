@@ -6,12 +6,14 @@
 //!
 //! A block is three warpgroups. The first walks the items and lets the hardware copy their keys and values, box by
 //! box, a box within a page (`produce.rs`). The others take 64 rows of each item (`consume.rs`): their next scores
-//! are under way while the last weights meet their values, and one computes weights while the other multiplies.
+//! are under way while the last weights meet their values, and one computes weights while the other multiplies; their
+//! rows leave as `write.rs` says.
 //! FlashAttention-3 (Shah et al., 2024).
 
 mod consume;
 mod produce;
 mod room;
+mod write;
 
 use simt::{
     block::sync_threads,

@@ -4,7 +4,7 @@ use simt::{mbarrier::Mbarrier, shared::Shared};
 use crate::abi::tile::{PREFILL_ROWS, PREFILL_WARPGROUPS, PrefillTile};
 use crate::tile::PanelTile;
 
-/// Where things lie: barriers, the item's query rows, then keys and values of each stage.
+/// Where things lie: barriers, the item's query rows, then keys and values of each stage, then output rows on their way.
 #[derive(Clone, Copy)]
 pub(super) struct Room<const HEAD_DIM: u32>;
 
@@ -121,6 +121,13 @@ impl<const HEAD_DIM: u32> Room<HEAD_DIM> {
         let stage = turn % Self::TILE.stages;
         let bytes = Self::TILE.query_bytes() + (2 * stage + 1) * Self::TILE.copy_bytes();
         PanelTile::new(self.start(bytes), Self::TILE.tile_tokens)
+    }
+
+    /// Where warp `warp` of the block turns its output rows: 16 of 64 columns.
+    #[inline(always)]
+    pub fn turned(self, warp: u32) -> Shared<u8> {
+        let turned = Self::TILE.query_bytes() + 2 * Self::TILE.stages * Self::TILE.copy_bytes();
+        self.start(turned + (warp - 4) * PrefillTile::TURNED_BYTES)
     }
 
     /// Bytes from the start that are free once all items are done.

@@ -15,7 +15,6 @@ use simt::{
     asynchronous::{commit_async_copies, fence_proxy_async, wait_async_copies},
     block::sync_threads,
     global::Global,
-    math,
     registers::anew,
     tensor::Element,
     thread, warp as lanes,
@@ -31,7 +30,7 @@ use crate::{
     abi::{parameters::AttendParameters, tile::ATTEND_TILE_ROWS},
     merge::Values,
     softmax::OnlineSoftmax,
-    tile::{transpose_quad, unroll},
+    tile::unroll,
     variant::{Piece, Variant},
 };
 
@@ -256,7 +255,7 @@ unsafe fn start_queries<const HEAD_DIM: u32, const HOPPER: bool>(p: &AttendParam
 
 /// Writes a lane's columns of rows `row` and `row + 8` of the item: outputs, or partial states.
 #[inline(always)]
-pub(super) unsafe fn write<E: Element, const HEAD_DIM: u32, const STEPS: usize>(
+unsafe fn write<E: Element, const HEAD_DIM: u32, const STEPS: usize>(
     p: &AttendParameters,
     work: &Work,
     row: u32,
@@ -267,15 +266,18 @@ pub(super) unsafe fn write<E: Element, const HEAD_DIM: u32, const STEPS: usize>(
     // Calls, not a loop: a closure of that size is not inlined twice.
     // SAFETY: output rows and states by the kernel's contract.
     unsafe {
-        write_row::<E, HEAD_DIM, STEPS, 0>(p, work, row, quad, softmax, outputs);
-        write_row::<E, HEAD_DIM, STEPS, 1>(p, work, row + 8, quad, softmax, outputs);
+        if work.pieces == 1 {
+            write_output::<E, STEPS, 0>(p, work, row, quad, softmax, outputs);
+            write_output::<E, STEPS, 1>(p, work, row + 8, quad, softmax, outputs);
+        } else {
+            write_states::<HEAD_DIM, STEPS>(p, work, row, quad, softmax, outputs);
+        }
     }
 }
 
-/// Writes a lane's columns of row `row` of the item, which is half `HALF` of its accumulators. Output rows go 16 bytes at a
-/// time: in words, their stores took the prefill kernel a fifth of its time for prompts of 512 tokens, a twelfth for 2048.
+/// Writes a lane's columns of the partial states of rows `row` and `row + 8`.
 #[inline(always)]
-unsafe fn write_row<E: Element, const HEAD_DIM: u32, const STEPS: usize, const HALF: usize>(
+pub(super) unsafe fn write_states<const HEAD_DIM: u32, const STEPS: usize>(
     p: &AttendParameters,
     work: &Work,
     row: u32,
@@ -283,44 +285,78 @@ unsafe fn write_row<E: Element, const HEAD_DIM: u32, const STEPS: usize, const H
     softmax: &OnlineSoftmax,
     outputs: &[Columns; STEPS],
 ) {
-    let is_there = row < work.rows;
-    let (maximum, sum) = (softmax.maximum[HALF], softmax.sum[HALF]);
-    let inverse = if sum > 0.0 { math::reciprocal(sum) } else { 0.0 };
-    let lse = maximum + math::log2(sum);
-    let pair = |n: usize, i: usize| [outputs[n][i][2 * HALF] * inverse, outputs[n][i][2 * HALF + 1] * inverse];
-    // The lane's part apart, so that the rest of an address ends up in the instruction.
-    let column = |n: usize, i: usize| (16 * n + 8 * i) as u64;
+    // SAFETY: states by the kernel's contract.
+    unsafe {
+        write_state::<HEAD_DIM, STEPS, 0>(p, work, row, quad, softmax, outputs);
+        write_state::<HEAD_DIM, STEPS, 1>(p, work, row + 8, quad, softmax, outputs);
+    }
+}
+
+/// Writes a lane's columns of row `row` of the output, which is half `HALF` of its accumulators.
+#[inline(always)]
+unsafe fn write_output<E: Element, const STEPS: usize, const HALF: usize>(
+    p: &AttendParameters,
+    work: &Work,
+    row: u32,
+    quad: u32,
+    softmax: &OnlineSoftmax,
+    outputs: &[Columns; STEPS],
+) {
+    if row >= work.rows {
+        return;
+    }
+    let inverse = softmax.inverse(HALF);
     // SAFETY: the caller's contract.
     unsafe {
-        if work.pieces == 1 {
-            let target = work.row(&p.out, p.group, row);
-            let word = |n: usize, i: usize| {
-                let [left, right] = pair(n, i);
-                E::pack(left, right)
-            };
-            unroll::<STEPS>(|n| {
-                if n % 2 == 1 {
-                    let words = [word(n - 1, 0), word(n - 1, 1), word(n, 0), word(n, 1)];
-                    let words = transpose_quad(words, quad);
-                    if is_there {
-                        target.add(16 * quad as u64).add(2 * column(n - 1, 0)).cast::<[u32; 4]>().store(words);
-                    }
-                } else if n + 1 == STEPS && is_there {
-                    unroll::<2>(|i| target.add(4 * quad as u64).add(2 * column(n, i)).cast::<u32>().store(word(n, i)));
-                }
-            });
-            if is_there && quad == 0 && p.lse.address != 0 {
-                work.row(&p.lse, p.group, row).cast::<f32>().store(lse * p.lse_scale);
-            }
-        } else if is_there {
-            let state = work.state(p, row);
-            let target = Global::<f32>::new(p.partial_out).add(state * HEAD_DIM as u64 + 2 * quad as u64);
-            unroll::<STEPS>(|n| {
-                unroll::<2>(|i| target.add(column(n, i)).cast::<[f32; 2]>().store(pair(n, i)));
-            });
-            if quad == 0 {
-                Global::<f32>::new(p.partial_lse).add(state).store(lse);
-            }
+        // The lane's part apart, so that the rest of an address ends up in the instruction.
+        let target = work.row(&p.out, p.group, row).add(4 * quad as u64);
+        unroll::<STEPS>(|n| {
+            unroll::<2>(|i| {
+                let word = E::pack(outputs[n][i][2 * HALF] * inverse, outputs[n][i][2 * HALF + 1] * inverse);
+                target.add(32 * n as u64 + 16 * i as u64).cast::<u32>().store(word);
+            })
+        });
+        if quad == 0 {
+            write_lse(p, work, row, softmax.lse(HALF));
+        }
+    }
+}
+
+/// Writes a row's LSE, given in base 2, where it is asked for.
+#[inline(always)]
+pub(super) unsafe fn write_lse(p: &AttendParameters, work: &Work, row: u32, lse_log2: f32) {
+    if p.lse.address != 0 {
+        // SAFETY: the caller's contract.
+        unsafe { work.row(&p.lse, p.group, row).cast::<f32>().store(lse_log2 * p.lse_scale) };
+    }
+}
+
+/// Writes a lane's columns of the partial state of row `row`, which is half `HALF` of its accumulators.
+#[inline(always)]
+unsafe fn write_state<const HEAD_DIM: u32, const STEPS: usize, const HALF: usize>(
+    p: &AttendParameters,
+    work: &Work,
+    row: u32,
+    quad: u32,
+    softmax: &OnlineSoftmax,
+    outputs: &[Columns; STEPS],
+) {
+    if row >= work.rows {
+        return;
+    }
+    let inverse = softmax.inverse(HALF);
+    // SAFETY: the caller's contract.
+    unsafe {
+        let state = work.state(p, row);
+        let target = Global::<f32>::new(p.partial_out).add(state * HEAD_DIM as u64 + 2 * quad as u64);
+        unroll::<STEPS>(|n| {
+            unroll::<2>(|i| {
+                let pair = [outputs[n][i][2 * HALF] * inverse, outputs[n][i][2 * HALF + 1] * inverse];
+                target.add(16 * n as u64 + 8 * i as u64).cast::<[f32; 2]>().store(pair);
+            })
+        });
+        if quad == 0 {
+            Global::<f32>::new(p.partial_lse).add(state).store(softmax.lse(HALF));
         }
     }
 }
