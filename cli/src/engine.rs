@@ -14,7 +14,7 @@ use oxattn::device::{Buffer, Device, Stream};
 use oxattn::operators::{self, Append, Destination};
 use oxattn::page_table::MAX_KV_LEN_TOKENS;
 use oxattn::tensor::{Layout, PageIndices, PagedCache, Rows};
-use oxattn::{AttentionConfig, ConfigError, Limits, PageTable, PageTableError, QueryLengths, SplitMode};
+use oxattn::{AttentionConfig, ConfigError, Limits, PageTable, PageTableError, QueryLengths, Sharing, SplitMode};
 use std::time::{Duration, Instant};
 
 /// What to set up.
@@ -26,6 +26,8 @@ pub struct EngineOptions {
     pub layers: u32,
     /// Pages of each layer's cache.
     pub pages: u32,
+    /// Pages that a step's requests name together at most: more than there are where they share some.
+    pub named_pages: u64,
     /// Requests of the largest step.
     pub batch: u32,
 }
@@ -51,6 +53,8 @@ pub struct PlanFigures {
     pub fullest_over_mean: f64,
     /// Items that write a partial state.
     pub split_items: usize,
+    /// What became of pages in common.
+    pub sharing: Sharing,
 }
 
 /// Why the library did not do it.
@@ -125,7 +129,7 @@ struct StepBuffers {
 impl Engine {
     /// Opens the device and allocates everything.
     pub fn new(options: EngineOptions) -> Result<Engine, EngineError> {
-        let EngineOptions { config, mode, layers, pages, batch, .. } = options;
+        let EngineOptions { config, mode, layers, pages, named_pages, batch, .. } = options;
         config.validate()?;
         let (device, device_name) = open(options.device)?;
         let pool_tokens = pages as u64 * config.page_size_tokens as u64;
@@ -133,7 +137,7 @@ impl Engine {
             max_requests: batch,
             max_query_tokens: batch,
             max_kv_len_tokens: pool_tokens.min(MAX_KV_LEN_TOKENS as u64) as u32,
-            max_kv_tokens: pool_tokens,
+            max_kv_tokens: named_pages * config.page_size_tokens as u64,
         };
         let attention = Attention::new(&device, config, mode, limits)?;
         let workspace_memory = device.allocate(attention.workspace_bytes() as usize)?;
@@ -156,7 +160,7 @@ impl Engine {
         let requests = batch as usize;
         let step = StepBuffers {
             page_begin: device.allocate(4 * (requests + 1))?,
-            page_indices: device.allocate(4 * pages as usize)?,
+            page_indices: device.allocate(4 * named_pages as usize)?,
             new_requests: device.allocate(4 * new_tokens)?,
             new_positions: device.allocate(4 * new_tokens)?,
             new_keys: device.allocate(kv_row_bytes * new_tokens)?,
@@ -205,6 +209,11 @@ impl Engine {
         }
         let table = PageTable::csr(self.config.page_size_tokens, &page_begin, &kv_lens)?;
         table.validate_append(&page_indices, self.pages, QueryLengths::uniform(1))?;
+        let shared_tokens = table.shared_tokens_of_pages(&page_indices)?;
+        let table = match self.config.shared_prefix_levels {
+            0 => table,
+            _ => table.with_shared_prefixes(&shared_tokens)?,
+        };
         self.step.page_begin.write(0, bytemuck::cast_slice(&page_begin))?;
         self.step.page_indices.write(0, bytemuck::cast_slice(&page_indices))?;
 
@@ -220,6 +229,7 @@ impl Engine {
             time,
             fullest_over_mean: if balance.mean > 0.0 { balance.max / balance.mean } else { 1.0 },
             split_items: plan.items().iter().filter(|item| item.pieces > 1).count(),
+            sharing: plan.sharing(),
         })
     }
 
@@ -290,7 +300,7 @@ impl Engine {
     }
 
     fn page_indices(&self, buffer: &Buffer) -> PageIndices {
-        PageIndices { address: buffer.address(), len: self.pages as u64 }
+        PageIndices { address: buffer.address(), len: buffer.bytes() as u64 / 4 }
     }
 }
 
