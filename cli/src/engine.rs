@@ -8,7 +8,7 @@
 //! Unsafe: the operators take raw device addresses, here of buffers that the engine owns.
 
 use crate::arguments::DeviceChoice;
-use crate::serve::Running;
+use crate::serve::{Running, Tables};
 use oxattn::attention::{Attention, Planned, Run, Workspace};
 use oxattn::device::{Buffer, Device, Stream};
 use oxattn::operators::{self, Append, Destination};
@@ -201,21 +201,16 @@ impl Engine {
 
     /// Puts a step's page table on the device and plans the step: one query token a request.
     pub fn plan(&mut self, running: &[Running]) -> Result<PlanFigures, EngineError> {
-        let kv_lens: Vec<u32> = running.iter().map(Running::kv_len_tokens).collect();
-        let page_indices: Vec<u32> = running.iter().flat_map(|running| running.pages.iter().copied()).collect();
-        let mut page_begin = vec![0];
-        for running in running {
-            page_begin.push(page_begin[page_begin.len() - 1] + running.pages.len() as u32);
-        }
+        let Tables { kv_lens, page_begin, page_ids } = Tables::new(running);
         let table = PageTable::csr(self.config.page_size_tokens, &page_begin, &kv_lens)?;
-        table.validate_append(&page_indices, self.pages, QueryLengths::uniform(1))?;
-        let shared_tokens = table.shared_tokens_of_pages(&page_indices)?;
+        table.validate_append(&page_ids, self.pages, QueryLengths::uniform(1))?;
+        let shared_tokens = table.shared_tokens_of_pages(&page_ids)?;
         let table = match self.config.shared_prefix_levels {
             0 => table,
             _ => table.with_shared_prefixes(&shared_tokens)?,
         };
         self.step.page_begin.write(0, bytemuck::cast_slice(&page_begin))?;
-        self.step.page_indices.write(0, bytemuck::cast_slice(&page_indices))?;
+        self.step.page_indices.write(0, bytemuck::cast_slice(&page_ids))?;
 
         let begin = Instant::now();
         let planned = self.attention.plan(&table, QueryLengths::uniform(1), &mut self.workspace, self.stream)?;

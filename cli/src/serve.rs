@@ -103,6 +103,39 @@ struct CachedPage {
     owners: u32,
 }
 
+/// The page table of a step, as arrays.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tables {
+    /// Keys of each request.
+    pub kv_lens: Vec<u32>,
+    /// Where the page ids of each request begin, and the end of the last one's.
+    pub page_begin: Vec<u32>,
+    /// The page ids of one request after another.
+    pub page_ids: Vec<u32>,
+}
+
+impl Tables {
+    /// Of a step's requests.
+    pub fn new(running: &[Running]) -> Tables {
+        let mut page_begin = vec![0];
+        for running in running {
+            page_begin.push(page_begin[page_begin.len() - 1] + running.pages.len() as u32);
+        }
+        Tables {
+            kv_lens: running.iter().map(Running::kv_len_tokens).collect(),
+            page_begin,
+            page_ids: running.iter().flat_map(|running| running.pages.iter().copied()).collect(),
+        }
+    }
+
+    /// The first `batch` requests of a trace in flight together, each at the first token it decodes.
+    pub fn in_flight(requests: &[Request], batch: usize, page_size_tokens: u32) -> Result<Tables, ServeError> {
+        let Forecast { pages, .. } = forecast(requests, batch, page_size_tokens, Some(1))?;
+        let limits = ServeLimits { batch, pages, page_size_tokens, seed: 1 };
+        Ok(Tables::new(Serving::new(requests, limits)?.next_step().unwrap_or_default()))
+    }
+}
+
 /// The loop's state between two steps.
 #[derive(Debug)]
 pub struct Serving {

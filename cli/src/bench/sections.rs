@@ -148,7 +148,7 @@ fn attention(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
 /// key once.
 fn prefix(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
     let (flat, mode) = (config(case), SplitMode::Balanced);
-    let sharing = flat.with_shared_prefixes(1);
+    let sharing = flat.with_shared_prefixes(case.prefix_levels);
     let mut rows = vec![attention_in(lab, case, sharing, mode, "oxattn", None)?];
     rows.extend(by_prefill(lab, case, sharing, mode)?);
     rows.push(attention_in(lab, case, flat, mode, "oxattn-flat", None)?);

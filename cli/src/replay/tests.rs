@@ -176,6 +176,21 @@ fn a_plan_of_one_level_saves_less_than_one_of_two() {
     assert!(none == 0 && 0 < one && one < two && two <= 23 * 1024 + 12 * 2048, "{none} {one} {two}");
 }
 
+/// The first of the sample's groups of requests with long prefixes in common, by one small head.
+#[test]
+fn a_group_of_the_sample_is_served_with_a_third_of_its_reads() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/traces/mooncake_conversation_grouped.jsonl");
+    let mut requests = trace::read(path.as_ref()).unwrap();
+    requests.sort_by(|a, b| a.prompt_blocks.cmp(&b.prompt_blocks));
+    requests.truncate(11);
+    requests.iter_mut().for_each(|request| request.arrival_ms = None);
+    let line = "--device cpu --query-heads 2 --kv-heads 1 --head-dim 64 --batch 11 --steps 2 --share-prefixes 2";
+    let report = replay(&requests, &arguments(line)).unwrap();
+    assert!(report.passed, "{report}");
+    assert_eq!((report.tokens, report.not_shared.as_deref()), (22, None));
+    assert!(3 * report.saved_kv_tokens > 2 * report.kv_tokens, "{report}");
+}
+
 #[test]
 fn nothing_to_share_is_refused() {
     let error = replay(&requests(&LENGTHS), &arguments(&format!("{SMALL} --share-prefixes 1"))).unwrap_err();
