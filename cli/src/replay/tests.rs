@@ -132,13 +132,20 @@ const SHARING: &str = "--device cpu --query-heads 4 --kv-heads 2 --head-dim 64 -
 
 #[test]
 fn prompts_that_begin_alike_share_pages_and_reads() {
-    for options in ["", "--page-size 64 --layers 2", "--page-size 7", "--page-size 1024", "--dtype f16 --mode unsplit"]
-    {
+    for options in [
+        "",
+        "--page-size 64 --layers 2",
+        "--page-size 7",
+        "--page-size 1024",
+        "--dtype f16 --mode unsplit",
+        "--pages 175",
+    ] {
         let run = |share: &str| replay(&alike(), &arguments(&format!("{SHARING} {options} {share}"))).unwrap();
         let (apart, shared) = (run(""), run("--share-prefixes 2"));
         for report in [&apart, &shared] {
             assert!(report.passed, "{options}: {report}");
             assert_eq!((report.tokens, report.requests_run), (21, 5));
+            // In a pool of 175 pages requests name more pages than there are.
             // Full pages of 1024 tokens and, of one pair, of 1536.
             let size = arguments(options).attention.page_size;
             let cached = [1024, 1024, 1536].map(|tokens| (tokens / size * size) as u64);

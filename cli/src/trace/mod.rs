@@ -8,6 +8,8 @@
 //! | [`azure`] | header with `context_tokens` or `generated_tokens` | `arrival_ms` | `context_tokens` | `generated_tokens` |
 //! | [`sharegpt`] | header with `conversation` or `history_tokens` | none | `prompt_tokens` | `output_tokens` |
 //! | [`mooncake`] | JSON object | `timestamp`, ms | `input_length` | `output_length` |
+//!
+//! Mooncake also says which prompts begin alike.
 
 mod azure;
 mod mooncake;
