@@ -7,7 +7,8 @@ use serde::Deserialize;
 
 use super::Failure;
 
-#[derive(Clone, Debug, Deserialize)]
+/// One case; of a batch without variants, all that is not here stays as it is by default.
+#[derive(Clone, Debug, Default, Deserialize)]
 pub struct Case {
     pub section: String,
     pub case: String,
