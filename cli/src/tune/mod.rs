@@ -154,12 +154,12 @@ pub fn run(arguments: &Arguments) -> Result<(), TuneError> {
     let progress = ProgressBar::new(cases.len() as u64).with_style(
         ProgressStyle::with_template("{bar:40} {pos}/{len} batches, {eta} left").expect("the template is well-formed"),
     );
-    let mut measure = |case: &Case, kernel| {
+    let measure = |case: &Case, kernel| {
         let measured = measure(&lab, case, kernel);
         progress.inc(u64::from(kernel == Kernel::Attend));
         measured
     };
-    let outcome = tune(&cases, machine, &mut measure)?;
+    let outcome = tune(&cases, machine, measure)?;
     progress.finish_and_clear();
     write(&outcome.tuning, &arguments.out)?;
     crate::print(&format!("{}wrote {}\n", outcome.table(), arguments.out.display()))?;
@@ -229,7 +229,7 @@ struct TimedRow {
 fn tune(
     cases: &[Case],
     machine: Machine,
-    measure: &mut dyn FnMut(&Case, Kernel) -> Result<Option<f64>, TuneError>,
+    mut measure: impl FnMut(&Case, Kernel) -> Result<Option<f64>, TuneError>,
 ) -> Result<Outcome, TuneError> {
     let mut outcome = Outcome { tuning: Tuning::new(machine), rows: Vec::new() };
     for case in cases {

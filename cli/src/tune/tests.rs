@@ -26,7 +26,7 @@ fn machine() -> Machine {
 fn tuned(line: &str, times: &[[Option<f64>; 2]]) -> Result<Outcome, TuneError> {
     let cases = cases(&parsed(line).unwrap()).unwrap();
     assert_eq!(cases.len(), times.len());
-    tune(&cases, machine(), &mut |case, kernel| {
+    tune(&cases, machine(), |case, kernel| {
         let index = cases.iter().position(|found| found.case == case.case).unwrap();
         Ok(times[index][usize::from(kernel == Kernel::Prefill)])
     })
@@ -118,7 +118,7 @@ fn what_cannot_be_tuned_is_refused() {
     }
     let only = tuned("--shapes 8:1024x64 --page-size 4", &[[Some(72.0), None]]).unwrap_err().to_string();
     assert!(only.starts_with("there is nothing to choose: "), "{only}");
-    let wrong = tune(&cases(&parsed("--shapes 8:1024").unwrap()).unwrap(), machine(), &mut |case, kernel| {
+    let wrong = tune(&cases(&parsed("--shapes 8:1024").unwrap()).unwrap(), machine(), |case, kernel| {
         Err(TuneError::Wrong { case: case.case.clone(), kernel, error: 0.5 })
     });
     assert_eq!(wrong.unwrap_err().to_string(), "8:1024: the prefill kernel's answer is wrong: relative error 5.0e-1");

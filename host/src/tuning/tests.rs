@@ -29,8 +29,11 @@ fn times(tuning: &Tuning, config: &AttentionConfig, requests: &[(u32, u32)]) -> 
     with_batch(requests, |table, queries| tuning.times(config, table, queries)).unwrap()
 }
 
+/// An attention, a batch, and its microseconds by the attend kernel and the prefill kernel.
+type Measurement = (AttentionConfig, Vec<(u32, u32)>, [u64; 2]);
+
 /// Ten batches of several attentions.
-fn measurements() -> Vec<(AttentionConfig, Vec<(u32, u32)>, [u64; 2])> {
+fn measurements() -> Vec<Measurement> {
     vec![
         (config(), vec![(8, 1024); 64], [72, 69]),
         (config(), vec![(8, 1100); 64], [80, 81]),
