@@ -8,13 +8,13 @@
 //! Unsafe: the operators take raw device addresses, here of buffers that the engine owns.
 
 use crate::arguments::DeviceChoice;
-use crate::serve::Running;
+use crate::serve::{Running, Tables};
 use oxattn::attention::{Attention, Planned, Run, Workspace};
 use oxattn::device::{Buffer, Device, Stream};
 use oxattn::operators::{self, Append, Destination};
 use oxattn::page_table::MAX_KV_LEN_TOKENS;
 use oxattn::tensor::{Layout, PageIndices, PagedCache, Rows};
-use oxattn::{AttentionConfig, ConfigError, Limits, PageTable, PageTableError, QueryLengths, SplitMode};
+use oxattn::{AttentionConfig, ConfigError, Limits, PageTable, PageTableError, QueryLengths, Sharing, SplitMode};
 use std::time::{Duration, Instant};
 
 /// What to set up.
@@ -26,6 +26,8 @@ pub struct EngineOptions {
     pub layers: u32,
     /// Pages of each layer's cache.
     pub pages: u32,
+    /// Pages that a step's requests name together at most: more than there are where they share some.
+    pub named_pages: u64,
     /// Requests of the largest step.
     pub batch: u32,
 }
@@ -51,6 +53,8 @@ pub struct PlanFigures {
     pub fullest_over_mean: f64,
     /// Items that write a partial state.
     pub split_items: usize,
+    /// What became of pages in common.
+    pub sharing: Sharing,
 }
 
 /// Why the library did not do it.
@@ -125,7 +129,7 @@ struct StepBuffers {
 impl Engine {
     /// Opens the device and allocates everything.
     pub fn new(options: EngineOptions) -> Result<Engine, EngineError> {
-        let EngineOptions { config, mode, layers, pages, batch, .. } = options;
+        let EngineOptions { config, mode, layers, pages, named_pages, batch, .. } = options;
         config.validate()?;
         let (device, device_name) = open(options.device)?;
         let pool_tokens = pages as u64 * config.page_size_tokens as u64;
@@ -133,7 +137,7 @@ impl Engine {
             max_requests: batch,
             max_query_tokens: batch,
             max_kv_len_tokens: pool_tokens.min(MAX_KV_LEN_TOKENS as u64) as u32,
-            max_kv_tokens: pool_tokens,
+            max_kv_tokens: named_pages * config.page_size_tokens as u64,
         };
         let attention = Attention::new(&device, config, mode, limits)?;
         let workspace_memory = device.allocate(attention.workspace_bytes() as usize)?;
@@ -156,7 +160,7 @@ impl Engine {
         let requests = batch as usize;
         let step = StepBuffers {
             page_begin: device.allocate(4 * (requests + 1))?,
-            page_indices: device.allocate(4 * pages as usize)?,
+            page_indices: device.allocate(4 * named_pages as usize)?,
             new_requests: device.allocate(4 * new_tokens)?,
             new_positions: device.allocate(4 * new_tokens)?,
             new_keys: device.allocate(kv_row_bytes * new_tokens)?,
@@ -197,16 +201,16 @@ impl Engine {
 
     /// Puts a step's page table on the device and plans the step: one query token a request.
     pub fn plan(&mut self, running: &[Running]) -> Result<PlanFigures, EngineError> {
-        let kv_lens: Vec<u32> = running.iter().map(Running::kv_len_tokens).collect();
-        let page_indices: Vec<u32> = running.iter().flat_map(|running| running.pages.iter().copied()).collect();
-        let mut page_begin = vec![0];
-        for running in running {
-            page_begin.push(page_begin[page_begin.len() - 1] + running.pages.len() as u32);
-        }
+        let Tables { kv_lens, page_begin, page_ids } = Tables::new(running);
         let table = PageTable::csr(self.config.page_size_tokens, &page_begin, &kv_lens)?;
-        table.validate_append(&page_indices, self.pages, QueryLengths::uniform(1))?;
+        table.validate_append(&page_ids, self.pages, QueryLengths::uniform(1))?;
+        let shared_tokens = table.shared_tokens_of_pages(&page_ids)?;
+        let table = match self.config.shared_prefix_levels {
+            0 => table,
+            _ => table.with_shared_prefixes(&shared_tokens)?,
+        };
         self.step.page_begin.write(0, bytemuck::cast_slice(&page_begin))?;
-        self.step.page_indices.write(0, bytemuck::cast_slice(&page_indices))?;
+        self.step.page_indices.write(0, bytemuck::cast_slice(&page_ids))?;
 
         let begin = Instant::now();
         let planned = self.attention.plan(&table, QueryLengths::uniform(1), &mut self.workspace, self.stream)?;
@@ -220,6 +224,7 @@ impl Engine {
             time,
             fullest_over_mean: if balance.mean > 0.0 { balance.max / balance.mean } else { 1.0 },
             split_items: plan.items().iter().filter(|item| item.pieces > 1).count(),
+            sharing: plan.sharing(),
         })
     }
 
@@ -290,7 +295,7 @@ impl Engine {
     }
 
     fn page_indices(&self, buffer: &Buffer) -> PageIndices {
-        PageIndices { address: buffer.address(), len: self.pages as u64 }
+        PageIndices { address: buffer.address(), len: buffer.bytes() as u64 / 4 }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The program `oxattn`: replay a serving trace, draw a schedule, describe the machine.
+//! The program `oxattn`: replay a serving trace, draw a schedule, describe the machine, time and tune it.
 //!
 //! One module a subcommand; `trace` and `serve` say what is served, `engine` runs the library. Results go to standard
 //! output, progress and errors to standard error. The exit code is 0 when all went well, 1 when a step failed or a
@@ -13,6 +13,7 @@ mod replay;
 mod serve;
 mod svg;
 mod trace;
+mod tune;
 
 use clap::{Parser, Subcommand};
 use std::io::Write;
@@ -31,6 +32,7 @@ enum Command {
     Plan(plan::Arguments),
     Info(info::Arguments),
     Bench(bench::Arguments),
+    Tune(tune::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
         Command::Plan(arguments) => plan::run(&arguments).map_err(Into::into),
         Command::Info(arguments) => info::run(&arguments).map_err(Into::into),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Tune(arguments) => tune::run(&arguments).map_err(Into::into),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -27,13 +27,15 @@ use crate::plan::{Limits, Plan, PlanError, SplitMode};
 use crate::tensor::{
     ABSENT, AnyLse, ArgumentError, KvMemory, PageIndices, PagedCache, Rows, address, is_dtype, matches,
 };
+use crate::tuning::Measured;
 use crate::workspace::WorkspaceLayout;
 
 mod check;
 mod path;
 
-pub use path::Kernel;
-use path::{Look, Path, Prefill};
+pub(crate) use path::BatchLengths;
+pub use path::{Choice, Explanation, Kernel};
+use path::{Path, Prefill};
 
 /// Attention of one shape over a paged cache, or over ragged keys and values, on one device.
 #[derive(Debug)]
@@ -47,8 +49,10 @@ pub struct Attention {
     attend: Path,
     /// Where there is such a kernel.
     prefill: Option<Prefill>,
-    /// The kernel for all batches, or whichever suits each.
-    kernel: Option<Kernel>,
+    /// The kernel for all batches and why, or whichever suits each.
+    kernel: Option<(Kernel, Choice)>,
+    /// What the device's tuning has of batches of this attention.
+    measured: Measured,
     custom: Option<Custom>,
     graphs: bool,
     /// Of the latest plan, by either planner.
@@ -104,8 +108,9 @@ pub struct Planned {
     id: PlanId,
     workspace: u64,
     header: PlanHeader,
-    /// The kernel it is for, and which of its paths.
+    /// The kernel it is for, why, and which of its paths.
     kernel: Kernel,
+    choice: Choice,
     many: bool,
 }
 
@@ -113,6 +118,11 @@ impl Planned {
     /// The kernel that the plan is for.
     pub fn kernel(&self) -> Kernel {
         self.kernel
+    }
+
+    /// Why it is for this kernel.
+    pub fn choice(&self) -> Choice {
+        self.choice
     }
 }
 
@@ -220,14 +230,23 @@ impl Attention {
             )?,
             #[cfg(feature = "cuda")]
             gpu: gpu::Gpu::new(device, &config, (prefill.is_some(), attend.layout().max_folds > 0), image_bytes)?,
+            measured: Attention::measured(device, &config, mode, prefill.is_some()),
             attend,
             prefill,
-            kernel: graphs.then_some(Kernel::Attend),
+            kernel: graphs.then_some((Kernel::Attend, Choice::Graphs)),
             custom,
             graphs,
             epoch: 0,
             planned: None,
         })
+    }
+
+    /// What the device's tuning has of an attention with two kernels: times of balanced plans.
+    fn measured(device: &Device, config: &AttentionConfig, mode: SplitMode, has_prefill: bool) -> Measured {
+        match device.tuning() {
+            Some(Ok(tuning)) if mode == SplitMode::Balanced && has_prefill => tuning.of(config),
+            _ => Measured::default(),
+        }
     }
 
     /// The attention's shape.
@@ -246,19 +265,39 @@ impl Attention {
             let (head_dim, page_size_tokens) = (self.config.head_dim, self.config.page_size_tokens);
             return Err(ArgumentError::NoPrefillKernel { head_dim, page_size_tokens }.into());
         }
-        Ok(Attention { kernel: Some(kernel), ..self })
+        Ok(Attention { kernel: Some((kernel, Choice::Given)), ..self })
     }
 
-    /// The kernel that suits a batch: the one it gets unless [`with_kernel`](Self::with_kernel) or a graph says
+    /// The kernel that suits a batch, by the device's [`Tuning`](crate::Tuning) or by its lengths: the one it gets unless [`with_kernel`](Self::with_kernel) or a graph says
     /// otherwise.
     ///
     /// # Errors
     /// Refuses query lengths for another number of requests.
     pub fn suitable_kernel(&mut self, table: &PageTable<'_>, queries: QueryLengths<'_>) -> Result<Kernel, Error> {
         queries.check_requests(table.requests()).map_err(PlanError::from)?;
-        let group = self.config.group();
-        let look = self.prefill.as_mut().map(|prefill| prefill.look_at(table, queries, group));
-        Ok(if look.unwrap_or_default().suits { Kernel::Prefill } else { Kernel::Attend })
+        let lengths = BatchLengths::new(table, queries, self.config.group());
+        Ok(self.suitable(table, queries, &lengths).0)
+    }
+
+    /// The same and why.
+    fn suitable(
+        &mut self,
+        table: &PageTable<'_>,
+        queries: QueryLengths<'_>,
+        lengths: &BatchLengths,
+    ) -> (Kernel, Choice) {
+        let Some(prefill) = &mut self.prefill else { return (Kernel::Attend, Choice::Only) };
+        let many = prefill.are_many(lengths.row_tiles);
+        if prefill.path_mut(many).planner.would_share(table, queries) {
+            return (Kernel::Prefill, Choice::SharedPrefixes);
+        }
+        lengths.kernel(&self.measured)
+    }
+
+    /// Why the latest batch is done as it is.
+    pub fn explain(&self) -> Option<Explanation> {
+        let Planned { kernel, choice, .. } = self.planned?;
+        Some(Explanation { kernel, choice, plan: self.latest_plan()?.explain() })
     }
 
     /// How the workspace is divided for plans of the attend kernel.
@@ -276,10 +315,15 @@ impl Attention {
         self.path(self.planned.as_ref()?).planner.latest()
     }
 
+    /// Whether all batches have this kernel.
+    fn is_always(&self, kernel: Kernel) -> bool {
+        self.kernel.is_some_and(|(fixed, _)| fixed == kernel)
+    }
+
     /// The paths that batches may take.
     fn paths(&self) -> impl Iterator<Item = &Path> {
-        let attend = (self.kernel != Some(Kernel::Prefill)).then_some(&self.attend);
-        let prefill = self.prefill.as_ref().filter(|_| self.kernel != Some(Kernel::Attend));
+        let attend = (!self.is_always(Kernel::Prefill)).then_some(&self.attend);
+        let prefill = self.prefill.as_ref().filter(|_| !self.is_always(Kernel::Attend));
         attend.into_iter().chain(prefill.into_iter().flat_map(|prefill| prefill.paths()))
     }
 
@@ -322,11 +366,15 @@ impl Attention {
             let (what, limit_field, got) = ("rows of keys", "max_kv_tokens", table.kv_rows());
             return Err(PlanError::OverLimit { what, limit_field, got, limit }.into());
         }
-        let Look { suits, many } = self.prefill.as_mut().map_or(Look::default(), |prefill| match self.graphs {
-            true => prefill.look_at_limits(&limits, group),
-            false => prefill.look_at(table, queries, group),
+        let lengths = match self.prefill {
+            Some(_) => BatchLengths::new(table, queries, group),
+            None => BatchLengths::default(),
+        };
+        let many = self.prefill.as_ref().is_some_and(|prefill| match self.graphs {
+            true => prefill.are_many_within(&limits, group),
+            false => prefill.are_many(lengths.row_tiles),
         });
-        let kernel = self.kernel.unwrap_or(if suits { Kernel::Prefill } else { Kernel::Attend });
+        let (kernel, choice) = self.kernel.unwrap_or_else(|| self.suitable(table, queries, &lengths));
         let planner = match (kernel, &mut self.prefill) {
             (Kernel::Prefill, Some(prefill)) => &mut prefill.path_mut(many).planner,
             _ => &mut self.attend.planner,
@@ -360,6 +408,7 @@ impl Attention {
             workspace: workspace.address,
             header: plan.header(),
             kernel,
+            choice,
             many,
         };
         self.planned = Some(planned);
@@ -395,7 +444,7 @@ impl Attention {
                         Kernel::Prefill => Some(arguments.kv.mappable(&self.config, [&parameters.k, &parameters.v])?),
                     };
                     // SAFETY: the addresses are live host memory, by this function's contract and the checks above.
-                    return unsafe { self.device.1.launch(kernel, blocks, &parameters, &config, mappable, own) };
+                    return unsafe { self.device.2.launch(kernel, blocks, &parameters, &config, mappable, own) };
                 }
                 let (dtype, head_dim) = (self.config.dtype, self.config.head_dim);
                 // SAFETY: the addresses are live host memory, by this function's contract and the checks above.
@@ -547,6 +596,9 @@ impl Attention {
         })
     }
 }
+
+#[cfg(all(test, feature = "cpu"))]
+mod tests;
 
 // The kernels read items 16 bytes at a time.
 const _: () = assert!(size_of::<WorkItem>().is_multiple_of(16));

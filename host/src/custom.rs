@@ -161,7 +161,7 @@ impl Custom {
             #[cfg(feature = "cpu")]
             Executor::Cpu => {
                 #[cfg(feature = "emulator")]
-                if let Some(kernels) = device.1.kernels(variant, config)? {
+                if let Some(kernels) = device.2.kernels(variant, config)? {
                     return Ok(Some(Custom {
                         variant,
                         parameters_bytes: kernels.parameters_bytes(),

@@ -6,6 +6,7 @@
 //!
 //! Unsafe: the host's stand-in for device memory, which executors write through raw addresses.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use kernels_gpu::abi::tile::{AttendTile, Family};
@@ -15,10 +16,15 @@ use crate::config::AttentionConfig;
 #[cfg(feature = "cuda")]
 use crate::launch::Cuda;
 use crate::plan::Target;
+use crate::tuning::{GivenTuning, Machine, Tuning, TuningError, TuningMismatch};
 
 /// An executor. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Device(pub(crate) Arc<Executor>, #[cfg(feature = "emulator")] pub(crate) crate::emulate::Emulation);
+pub struct Device(
+    pub(crate) Arc<Executor>,
+    Option<Arc<GivenTuning>>,
+    #[cfg(feature = "emulator")] pub(crate) crate::emulate::Emulation,
+);
 
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "one a device, behind an `Arc`")]
@@ -64,9 +70,43 @@ impl Device {
     fn of(executor: Executor) -> Device {
         Device {
             0: Arc::new(executor),
+            1: None,
             #[cfg(feature = "emulator")]
-            1: crate::emulate::Emulation::default(),
+            2: crate::emulate::Emulation::default(),
         }
+    }
+
+    /// What times of kernels on it hold for. The host executor has no kernels, and so no driver.
+    pub fn machine(&self) -> Machine {
+        match &*self.0 {
+            #[cfg(feature = "cpu")]
+            Executor::Cpu => Machine::new("cpu", 0, "none"),
+            #[cfg(feature = "cuda")]
+            Executor::Cuda(cuda) => Machine::new(&cuda.properties().name, cuda.driver_version(), &cuda.source_hash()),
+        }
+    }
+
+    /// The same whose attentions, made after this, choose kernels by measured times where there are some of batches alike.
+    /// Times of another card, driver or kernel bundle are not used, and [`tuning`](Self::tuning) says so.
+    pub fn with_tuning(mut self, tuning: Tuning) -> Device {
+        let mismatch = tuning.machine().check(&self.machine()).err();
+        self.1 = Some(Arc::new(GivenTuning { tuning, mismatch }));
+        self
+    }
+
+    /// The same with the tuning of a file, as `oxattn tune` writes it.
+    ///
+    /// # Errors
+    /// Refuses a file that cannot be read, and a damaged one with its line.
+    pub fn load_tuning(self, path: impl AsRef<Path>) -> Result<Device, TuningError> {
+        let tuning = Tuning::load(path.as_ref())?;
+        Ok(self.with_tuning(tuning))
+    }
+
+    /// The tuning it chooses by, or why it does not choose by the one it was given; `None` if it was given none.
+    pub fn tuning(&self) -> Option<Result<&Tuning, &TuningMismatch>> {
+        let given = self.1.as_ref()?;
+        Some(given.mismatch.as_ref().map_or(Ok(&given.tuning), Err))
     }
 
     /// Whether this is the host executor.
@@ -154,7 +194,7 @@ impl Device {
             Executor::Cpu => {
                 let memory = HostMemory::new(bytes).ok_or(Error::OutOfMemory { bytes: bytes as u64 })?;
                 #[cfg(feature = "emulator")]
-                let memory = memory.registered(&self.1);
+                let memory = memory.registered(&self.2);
                 Ok(Buffer(Memory::Host(memory)))
             }
             #[cfg(feature = "cuda")]

@@ -43,6 +43,10 @@ pub enum Error {
     #[cfg(feature = "emulator")]
     #[error(transparent)]
     EmulatedTensorMap(#[from] simt::emulator::TensorMapError),
+    /// A tuning cannot be had from its file.
+    #[cfg(any(feature = "cpu", feature = "cuda"))]
+    #[error(transparent)]
+    Tuning(#[from] crate::tuning::TuningError),
     /// The rotary embedding is not one we can do.
     #[cfg(any(feature = "cpu", feature = "cuda"))]
     #[error(transparent)]

@@ -44,12 +44,14 @@ pub mod single;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub mod tensor;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
+pub mod tuning;
+#[cfg(any(feature = "cpu", feature = "cuda"))]
 pub mod validate;
 pub mod variant;
 pub mod workspace;
 
 #[cfg(any(feature = "cpu", feature = "cuda"))]
-pub use attention::{Attention, Kernel, Planned, Run, Workspace};
+pub use attention::{Attention, Choice, Explanation, Kernel, Planned, Run, Workspace};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use block_sparse::{BlockSparse, BlockSparseError, Bsr, VariableBlocks};
 pub use config::{AttentionConfig, ConfigError, DType, MaskForm};
@@ -67,6 +69,8 @@ pub use plan::{Balance, Explain, Limits, NotShared, Plan, PlanError, Planner, Sh
 pub use rope::{Rope, RopeAppend, RopeConfig, RopeError, RopePositions, RopeRun, RopeScaling, Rotate};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use tensor::{ArgumentError, KvMemory, Layout, Lse2, LseE, PageIndices, PagedCache, Rows};
+#[cfg(any(feature = "cpu", feature = "cuda"))]
+pub use tuning::{LineError, Machine, Times, Tuning, TuningError, TuningMismatch};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use validate::DeviceValueError;
 pub use variant::{alibi_slopes, pack_mask, tree_mask, window_left};

@@ -7,7 +7,8 @@ use serde::Deserialize;
 
 use super::Failure;
 
-#[derive(Clone, Debug, Deserialize)]
+/// One case; of a batch without variants, all that is not here stays as it is by default.
+#[derive(Clone, Debug, Default, Deserialize)]
 pub struct Case {
     pub section: String,
     pub case: String,
@@ -26,6 +27,9 @@ pub struct Case {
     /// Leading keys that each request has in common with the one before it: whole pages.
     #[serde(default)]
     pub shared_tokens: String,
+    /// Levels of those prefixes that a plan may read once.
+    #[serde(default = "one")]
+    pub prefix_levels: u32,
     #[serde(default)]
     pub tokens: u32,
     #[serde(default)]
@@ -44,6 +48,10 @@ pub struct Case {
 
 fn bf16() -> String {
     "bf16".to_owned()
+}
+
+fn one() -> u32 {
+    1
 }
 
 /// Reads a file of cases; blank lines are skipped.
@@ -88,6 +96,17 @@ pub fn lengths(text: &str) -> Result<Vec<u32>, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::serve::Tables;
+    use oxattn::PageTable;
+
+    /// What [`lengths`] reads.
+    fn runs(lengths: &[u32]) -> String {
+        let runs = lengths.chunk_by(|a, b| a == b).map(|run| match run.len() {
+            1 => run[0].to_string(),
+            count => format!("{}x{count}", run[0]),
+        });
+        runs.collect::<Vec<_>>().join(",")
+    }
 
     #[test]
     fn runs_are_spelt_out() {
@@ -106,8 +125,22 @@ mod tests {
         for case in &prefixes {
             let (kv_lens, shared_tokens) = (case.kv_lens().unwrap(), case.shared_tokens().unwrap());
             assert_eq!((kv_lens.len(), shared_tokens[0]), (shared_tokens.len(), 0));
-            assert!(shared_tokens.iter().zip(&kv_lens).all(|(shared, kv_len)| *shared == 0 || shared + 128 == *kv_len));
+            if case.case.ends_with("suffix128") {
+                let have_suffixes = |(shared, kv_len): (&u32, &u32)| *shared == 0 || shared + 128 == *kv_len;
+                assert!(shared_tokens.iter().zip(&kv_lens).all(have_suffixes));
+            }
             assert!(shared_tokens.iter().all(|shared| shared.is_multiple_of(case.page_size)));
+        }
+        // The requests of a sample in flight together, with pages as a prefix cache would have them.
+        for trace in ["sample", "grouped"] {
+            let name = format!("32/8/128 p16 bf16 mooncake conversation {trace} b64");
+            let case = prefixes.iter().find(|case| case.case == name).expect("there is a case for each sample");
+            let path = format!("{}/../data/traces/mooncake_conversation_{trace}.jsonl", env!("CARGO_MANIFEST_DIR"));
+            let requests = crate::trace::read(path.as_ref()).unwrap();
+            let Tables { kv_lens, page_begin, page_ids } = Tables::in_flight(&requests, 64, case.page_size).unwrap();
+            let table = PageTable::csr(case.page_size, &page_begin, &kv_lens).unwrap();
+            let shared_tokens = table.shared_tokens_of_pages(&page_ids).unwrap();
+            assert_eq!((&case.kv_lens, &case.shared_tokens), (&runs(&kv_lens), &runs(&shared_tokens)), "{name}");
         }
         let skewed = cases.iter().find(|case| case.case.starts_with("32/8/128 p16 bf16 skew")).unwrap();
         assert_eq!(skewed.kv_lens().unwrap().iter().sum::<u32>(), 63 * 512 + 100_000);

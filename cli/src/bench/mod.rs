@@ -6,11 +6,11 @@
 //! microseconds, bytes that had to move, GB/s, the ratio to the ceiling measured in the same run, and the error against
 //! the f64 oracle. Invariant: a case's answer is checked before it is timed, and a wrong answer fails the run.
 
-mod case;
-mod lab;
+pub mod case;
+pub mod lab;
 mod rotating;
-mod sections;
-mod variants;
+pub mod sections;
+pub mod variants;
 
 use std::path::PathBuf;
 
@@ -41,6 +41,9 @@ pub struct Arguments {
     /// GPU to use.
     #[arg(long, default_value_t = 0)]
     device: u32,
+    /// Choose kernels by this file of measured times, as `tune` writes it.
+    #[arg(long)]
+    tuning: Option<PathBuf>,
     /// Print JSON lines.
     #[arg(long)]
     json: bool,
@@ -99,7 +102,13 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         None => format!("{SERVING}{ROPE_APPEND}{PREFIX}"),
     };
     let cases = case::parse(&text)?;
-    let device = Device::cuda(arguments.device)?;
+    let mut device = Device::cuda(arguments.device)?;
+    if let Some(path) = &arguments.tuning {
+        device = device.load_tuning(path)?;
+        if let Some(Err(mismatch)) = device.tuning() {
+            return Err(format!("tuning {}: {mismatch}", path.display()).into());
+        }
+    }
     let lab = Lab::new(device)?;
     let mut wrong = 0;
     let mut emit = |row: &Row| -> Result<(), Failure> {

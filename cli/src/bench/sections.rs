@@ -148,7 +148,7 @@ fn attention(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
 /// key once.
 fn prefix(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
     let (flat, mode) = (config(case), SplitMode::Balanced);
-    let sharing = flat.with_shared_prefixes(1);
+    let sharing = flat.with_shared_prefixes(case.prefix_levels);
     let mut rows = vec![attention_in(lab, case, sharing, mode, "oxattn", None)?];
     rows.extend(by_prefill(lab, case, sharing, mode)?);
     rows.push(attention_in(lab, case, flat, mode, "oxattn-flat", None)?);
@@ -162,7 +162,7 @@ fn has_prompts(case: &Case) -> Result<bool, Failure> {
 }
 
 /// A row of a case by the prefill kernel, where there is one: not on every GPU, and not for every head dim and page size.
-fn by_prefill(lab: &Lab, case: &Case, config: AttentionConfig, mode: SplitMode) -> Result<Option<Row>, Failure> {
+pub fn by_prefill(lab: &Lab, case: &Case, config: AttentionConfig, mode: SplitMode) -> Result<Option<Row>, Failure> {
     match attention_in(lab, case, config, mode, "oxattn-prefill", Some(Kernel::Prefill)) {
         Err(failure) if is_without_prefill(&*failure) => Ok(None),
         row => row.map(Some),
@@ -174,7 +174,7 @@ fn is_without_prefill(failure: &(dyn std::error::Error + 'static)) -> bool {
 }
 
 /// A row of a case by `kernel`, or by the one that a batch of it is given.
-fn attention_in(
+pub fn attention_in(
     lab: &Lab,
     case: &Case,
     config: AttentionConfig,
@@ -277,10 +277,7 @@ fn attention_in(
         items: Some(items),
         folded: Some(folded),
         balance: Some(balance),
-        kernel: Some(match kernel {
-            Kernel::Prefill => "prefill",
-            _ => "attend",
-        }),
+        kernel: Some(kernel.name()),
         ok,
         ..blank(case, peer)
     })

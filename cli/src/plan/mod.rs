@@ -1,12 +1,14 @@
 //! `oxattn plan`: makes the schedule of a batch, says why it is so, and draws it.
 //!
-//! In: KV lengths and a model's shape; no device is needed. Out: the planner's own explanation on standard output, and
+//! In: KV lengths, or a trace whose first requests run together, and a model's shape; no device is needed. Out: the planner's own explanation on standard output, and
 //! an SVG document on request.
 
 mod draw;
 mod kv_lens;
 
 use crate::arguments::{self, AttentionArguments};
+use crate::serve::{ServeError, Tables};
+use crate::trace::{self, TraceError};
 use draw::{Block, Caption, thousands};
 use kernels_gpu::abi::plan::WorkItem;
 use kernels_gpu::abi::tile::{AttendTile, Family};
@@ -22,8 +24,18 @@ const MULTIPROCESSORS: u32 = 132;
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// Keys of each request: 512x63,100000 is 63 requests of 512 and one of 100,000.
+    #[arg(long, required_unless_present = "trace", conflicts_with = "trace")]
+    kv_lens: Option<KvLens>,
+    /// A trace as `replay` reads it, whose first requests are the batch, each at the first token it decodes.
     #[arg(long)]
-    kv_lens: KvLens,
+    trace: Option<PathBuf>,
+    /// Requests of the trace.
+    #[arg(long, default_value_t = 64, conflicts_with = "kv_lens", value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
+    batch: u32,
+    /// Levels of prompt prefixes that are read once for several requests, where a trace says which prompts begin alike; 0
+    /// reads them for each.
+    #[arg(long, value_name = "LEVELS", default_value_t = 0, conflicts_with = "kv_lens", value_parser = clap::value_parser!(u32).range(..=8))]
+    share_prefixes: u32,
     /// Query tokens of each request.
     #[arg(long, default_value_t = 1)]
     query_len: u32,
@@ -47,6 +59,17 @@ pub struct Arguments {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanCommandError {
+    /// The trace was not read.
+    #[error("trace {}: {source}", path.display())]
+    Trace {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        source: TraceError,
+    },
+    /// The trace's requests cannot run together.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
     /// The planner refused the batch or the shape.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -76,24 +99,54 @@ pub enum PlanCommandError {
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<(), PlanCommandError> {
-    let kv_lens = &arguments.kv_lens.0;
-    let mut planner = planner(arguments)?;
-    let page_indptr = page_indptr(kv_lens, arguments.attention.page_size)?;
-    let table = PageTable::csr(arguments.attention.page_size, &page_indptr, kv_lens)?;
-    let plan = planner.plan(&table, QueryLengths::uniform(arguments.query_len))?;
+    let batch = Batch::new(arguments)?;
+    let mut planner = planner(arguments, &batch.kv_lens)?;
+    let plan = planner.plan(&batch.table(arguments)?, QueryLengths::uniform(arguments.query_len))?;
     crate::print(&format!("{}\n", plan.explain()))?;
     if let Some(path) = &arguments.svg {
-        std::fs::write(path, picture(plan, kv_lens))
+        std::fs::write(path, picture(plan, &batch.kv_lens))
             .map_err(|source| PlanCommandError::Picture { path: path.clone(), source })?;
     }
     Ok(())
 }
 
+/// What is planned.
+struct Batch {
+    kv_lens: Vec<u32>,
+    page_begin: Vec<u32>,
+    /// Keys in common with the request before; empty where the batch does not come from a trace.
+    shared_tokens: Vec<u32>,
+}
+
+impl Batch {
+    fn new(arguments: &Arguments) -> Result<Batch, PlanCommandError> {
+        let page_size_tokens = arguments.attention.page_size;
+        // Before the page size divides anything.
+        arguments.attention.config().validate().map_err(PlanError::from)?;
+        if let Some(path) = &arguments.trace {
+            let requests =
+                trace::read(path).map_err(|source| PlanCommandError::Trace { path: path.clone(), source })?;
+            let first = &requests[..requests.len().min(arguments.batch as usize)];
+            let Tables { kv_lens, page_begin, page_ids } = Tables::in_flight(first, first.len(), page_size_tokens)?;
+            let shared_tokens =
+                PageTable::csr(page_size_tokens, &page_begin, &kv_lens)?.shared_tokens_of_pages(&page_ids)?;
+            return Ok(Batch { kv_lens, page_begin, shared_tokens });
+        }
+        let kv_lens = arguments.kv_lens.as_ref().map_or_else(Vec::new, |kv_lens| kv_lens.0.clone());
+        let page_begin = page_indptr(&kv_lens, page_size_tokens)?;
+        Ok(Batch { kv_lens, page_begin, shared_tokens: Vec::new() })
+    }
+
+    fn table(&self, arguments: &Arguments) -> Result<PageTable<'_>, PageTableError> {
+        let table = PageTable::csr(arguments.attention.page_size, &self.page_begin, &self.kv_lens)?;
+        if arguments.share_prefixes == 0 { Ok(table) } else { table.with_shared_prefixes(&self.shared_tokens) }
+    }
+}
+
 /// A planner just large enough for the batch.
-fn planner(arguments: &Arguments) -> Result<Planner, PlanCommandError> {
-    let config = arguments.attention.config();
+fn planner(arguments: &Arguments, kv_lens: &[u32]) -> Result<Planner, PlanCommandError> {
+    let config = arguments.attention.config().with_shared_prefixes(arguments.share_prefixes);
     config.validate().map_err(PlanError::from)?;
-    let kv_lens = &arguments.kv_lens.0;
     let count = |what, got: u64| u32::try_from(got).map_err(|_| PlanCommandError::BatchTooLarge { what, got });
     let max_query_tokens = count("query tokens", kv_lens.len() as u64 * arguments.query_len as u64)?;
     let limits = Limits {

@@ -2,6 +2,7 @@
 
 use super::*;
 use clap::Parser;
+use oxattn::NotShared;
 
 #[derive(Parser)]
 struct Command {
@@ -14,12 +15,51 @@ fn arguments(line: &str) -> Arguments {
 }
 
 fn drawn(line: &str) -> String {
+    with_plan(line, |plan, batch| picture(plan, &batch.kv_lens))
+}
+
+fn with_plan<R>(line: &str, with: impl FnOnce(&Plan, &Batch) -> R) -> R {
     let arguments = arguments(line);
-    let mut planner = planner(&arguments).unwrap();
-    let kv_lens = &arguments.kv_lens.0;
-    let page_indptr = page_indptr(kv_lens, arguments.attention.page_size).unwrap();
-    let table = PageTable::csr(arguments.attention.page_size, &page_indptr, kv_lens).unwrap();
-    picture(planner.plan(&table, QueryLengths::uniform(arguments.query_len)).unwrap(), kv_lens)
+    let batch = Batch::new(&arguments).unwrap();
+    let mut planner = planner(&arguments, &batch.kv_lens).unwrap();
+    let table = batch.table(&arguments).unwrap();
+    with(planner.plan(&table, QueryLengths::uniform(arguments.query_len)).unwrap(), &batch)
+}
+
+/// A trace of the project.
+fn trace_of(name: &str) -> String {
+    format!("{}/../data/traces/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn a_trace_is_drawn_with_the_keys_that_its_prompts_have_in_common() {
+    let line = format!("--trace {}", trace_of("mooncake_conversation_grouped.jsonl"));
+    let (apart, shared) = (drawn(&line), drawn(&format!("{line} --share-prefixes 2")));
+    // Prompts of 1,738,997 tokens, and a new one each.
+    assert!(apart.contains("64 requests, 1,739,061 keys, 32/8 heads of 128: "));
+    let makespan = |svg: &str| -> f64 {
+        let (_, makespan) = svg.split_once("makespan ").unwrap();
+        makespan.split_once('<').unwrap().0.replace(',', "").parse().unwrap()
+    };
+    // 13 groups read their prefixes once.
+    assert!(makespan(&shared) < 0.5 * makespan(&apart), "{} and {}", makespan(&shared), makespan(&apart));
+    let sharing = with_plan(&format!("{line} --share-prefixes 2"), |plan, _| plan.sharing());
+    assert_eq!((sharing.shared_requests, sharing.not_shared), (64, None));
+    // Neighbours of a trace have little in common: of its first 64 a block, which is not worth a level.
+    let line = format!("--trace {} --share-prefixes 1", trace_of("mooncake_conversation_sample.jsonl"));
+    with_plan(&line, |plan, batch| {
+        assert_eq!(batch.shared_tokens, [&[0][..], &[512; 63]].concat());
+        assert_eq!(plan.sharing().not_shared, Some(NotShared::DoesNotPay));
+    });
+}
+
+#[test]
+fn a_trace_or_lengths_are_given_not_both() {
+    for line in ["", "--kv-lens 5 --trace t", "--kv-lens 5 --share-prefixes 1", "--kv-lens 5 --batch 3"] {
+        assert!(Command::try_parse_from(std::iter::once("plan").chain(line.split_whitespace())).is_err(), "{line}");
+    }
+    let error = Batch::new(&arguments("--trace no/such/trace")).err().unwrap().to_string();
+    assert!(error.starts_with("trace no/such/trace: the file cannot be read: "), "{error}");
 }
 
 #[test]
@@ -44,14 +84,7 @@ fn the_long_request_of_a_skewed_batch_is_cut_and_drawn_as_such() {
 /// The explanation says how long it will take on the GPU that the arguments describe.
 #[test]
 fn the_time_is_predicted_for_the_bandwidth_given() {
-    let explained = |line: &str| {
-        let arguments = arguments(line);
-        let mut planner = planner(&arguments).unwrap();
-        let kv_lens = &arguments.kv_lens.0;
-        let page_indptr = page_indptr(kv_lens, arguments.attention.page_size).unwrap();
-        let table = PageTable::csr(arguments.attention.page_size, &page_indptr, kv_lens).unwrap();
-        planner.plan(&table, QueryLengths::uniform(arguments.query_len)).unwrap().explain()
-    };
+    let explained = |line: &str| with_plan(line, |plan, _| plan.explain());
     let fast = explained("--kv-lens 8192x64");
     let slow = explained("--kv-lens 8192x64 --gb-per-s 2000");
     assert_eq!((fast.read_gb_per_s, slow.read_gb_per_s), (Some(4700), Some(2000)));
@@ -80,7 +113,9 @@ fn what_cannot_be_planned_is_refused_with_the_field() {
             "the batch has 5000000000 query tokens; supported are at most 4294967295",
         ),
     ] {
-        let error = planner(&arguments(line)).unwrap_err().to_string();
+        let arguments = arguments(line);
+        let planner = Batch::new(&arguments).and_then(|batch| planner(&arguments, &batch.kv_lens));
+        let error = planner.err().unwrap().to_string();
         assert!(error.starts_with(message), "{line}: {error}");
     }
     let error = page_indptr(&[u32::MAX; 2], 1).unwrap_err().to_string();

@@ -1,9 +1,19 @@
 //! Compares sampled output rows with the f64 oracle, which computes them from the request's values by position: it
 //! sees no page, no plan and no cache.
 
-use super::values::{Place, Tensor, Values};
+use super::values::{Place, Source, Tensor, Values};
 use crate::serve::Running;
 use oxattn::{AttentionConfig, oracle};
+
+/// An output row to check.
+#[derive(Clone, Copy, Debug)]
+pub struct Sampled {
+    /// Of the request in the step.
+    pub index: usize,
+    pub layer: u32,
+    /// Query head.
+    pub head: u32,
+}
 
 /// Draws rows, checks them, remembers the worst.
 pub struct Checker {
@@ -23,51 +33,48 @@ impl Checker {
         Checker { config, values, random, checked_rows: 0, worst: None }
     }
 
-    /// `count` random output rows of a step, as (index in `running`, place of the query).
-    pub fn sample(&mut self, running: &[Running], layers: u32, count: u32) -> Vec<(usize, Place)> {
-        let mut row = || {
-            let index = self.random.usize(..running.len());
-            let place = Place {
-                layer: self.random.u32(..layers),
-                request: running[index].request,
-                position: running[index].kv_len_tokens() - 1,
-                head: self.random.u32(..self.config.query_heads),
-            };
-            (index, place)
+    /// `count` random output rows of a step.
+    pub fn sample(&mut self, running: &[Running], layers: u32, count: u32) -> Vec<Sampled> {
+        let mut row = || Sampled {
+            index: self.random.usize(..running.len()),
+            layer: self.random.u32(..layers),
+            head: self.random.u32(..self.config.query_heads),
         };
         (0..count).map(|_| row()).collect()
     }
 
-    /// Checks `found`, the output bits `[head_dim]` of the query at `place`.
-    pub fn check(&mut self, step: u64, place: Place, found: &[u16]) {
-        let error = relative_error(&self.expected(place), found.iter().map(|&bits| self.values.number(bits)));
+    /// Checks `found`, the output bits `[head_dim]` of a request's newest query token in a layer and head.
+    pub fn check(&mut self, step: u64, running: &Running, layer: u32, head: u32, found: &[u16]) {
+        let expected = self.expected(running, layer, head);
+        let error = relative_error(&expected, found.iter().map(|&bits| self.values.number(bits)));
         self.checked_rows += 1;
         let worse = |&(worst, _): &(f64, String)| error > worst || (error.is_nan() && !worst.is_nan());
         if self.worst.as_ref().is_none_or(worse) {
-            let Place { layer, request, position, head } = place;
-            let row =
-                format!("step {step}, layer {layer}, request {request}, query head {head}, {} keys", position + 1);
+            let (request, keys) = (running.request, running.kv_len_tokens());
+            let row = format!("step {step}, layer {layer}, request {request}, query head {head}, {keys} keys");
             self.worst = Some((error, row));
         }
     }
 
-    fn expected(&self, place: Place) -> Vec<f64> {
+    fn expected(&self, running: &Running, layer: u32, head: u32) -> Vec<f64> {
         let row = |tensor, position: usize, head: usize| {
-            let place = Place { position: position as u32, head: head as u32, ..place };
+            let (position, head) = (position as u32, head as u32);
+            let place = Place { layer, source: Source::of(running, position), position, head };
             self.values.exact(tensor, place, self.config.head_dim as usize)
         };
+        let kv_len = running.kv_len_tokens() as usize;
         let request = oracle::Request {
             query_len: 1,
-            kv_len: place.position as usize + 1,
+            kv_len,
             group: self.config.group() as usize,
             softmax_scale: self.config.softmax_scale as f64,
             causal: self.config.causal,
             rules: oracle::Rules::default(),
-            q: &|_, head| row(Tensor::Query, place.position as usize, head),
+            q: &|_, head| row(Tensor::Query, kv_len - 1, head),
             k: &|position, head| row(Tensor::Key, position, head),
             v: &|position, head| row(Tensor::Value, position, head),
         };
-        request.attend(0, place.head as usize).out
+        request.attend(0, head as usize).out
     }
 }
 
@@ -99,21 +106,22 @@ mod tests {
     fn a_single_key_gives_its_value_and_a_wrong_row_is_the_worst() {
         let mut checker = checker();
         // Query heads 2 and 3 share KV head 1.
-        let place = Place { layer: 1, request: 5, position: 0, head: 3 };
+        let running = Running { request: 5, generated_tokens: 1, ..Running::default() };
+        let place = Place { layer: 1, source: Source::Request(5), position: 0, head: 1 };
         let mut value = vec![0; 64];
-        checker.values.fill(Tensor::Value, Place { head: 1, ..place }, &mut value);
-        checker.check(7, place, &value);
+        checker.values.fill(Tensor::Value, place, &mut value);
+        checker.check(7, &running, 1, 3, &value);
         assert_eq!(checker.worst, Some((0.0, "step 7, layer 1, request 5, query head 3, 1 keys".to_owned())));
 
         let mut other = vec![0; 64];
         checker.values.fill(Tensor::Value, Place { head: 0, ..place }, &mut other);
-        checker.check(8, Place { position: 0, ..place }, &other);
+        checker.check(8, &running, 1, 3, &other);
         let (error, row) = checker.worst.clone().unwrap();
         assert!(error > 0.5 && row.starts_with("step 8,"), "{error} {row}");
 
         other[9] = bf16::NAN.to_bits();
-        checker.check(9, place, &other);
-        checker.check(10, place, &value);
+        checker.check(9, &running, 1, 3, &other);
+        checker.check(10, &running, 1, 3, &value);
         let (error, row) = checker.worst.clone().unwrap();
         assert!(error.is_nan() && row.starts_with("step 9,"), "{error} {row}");
         assert_eq!(checker.checked_rows, 4);

@@ -13,9 +13,9 @@ use crate::arguments::{self, AttentionArguments, DeviceChoice};
 use crate::engine::{Engine, EngineError, EngineOptions};
 use crate::serve::{self, Running, ServeError, ServeLimits, Serving};
 use crate::trace::{self, Request, TraceError};
-use check::Checker;
+use check::{Checker, Sampled};
 use indicatif::{ProgressBar, ProgressStyle};
-use oxattn::{AttentionConfig, DType, SplitMode};
+use oxattn::{DType, NotShared, SplitMode};
 use report::{Report, Samples};
 use std::path::PathBuf;
 use tensors::StepTensors;
@@ -46,6 +46,10 @@ pub struct Arguments {
     /// How KV is cut: balanced, batch-invariant, unsplit, or fixed:N for pieces of N tokens.
     #[arg(long, default_value = "balanced", value_parser = arguments::split_mode)]
     mode: SplitMode,
+    /// Levels of prompt prefixes that plans may read once for several requests, where a trace says which prompts begin
+    /// alike; 0 reads them for each.
+    #[arg(long, value_name = "LEVELS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=8))]
+    share_prefixes: u32,
     /// Output rows of each step to compare with the f64 oracle.
     #[arg(long, default_value_t = 2)]
     check_rows: u32,
@@ -72,6 +76,14 @@ pub enum ReplayError {
     /// The trace cannot be served.
     #[error(transparent)]
     Serve(#[from] ServeError),
+    /// Nothing says which prompts begin alike.
+    #[error(
+        "--share-prefixes is {levels}, but the trace does not say which prompts begin alike; a Mooncake trace does"
+    )]
+    NothingToShare {
+        /// The value given.
+        levels: u32,
+    },
     /// The library refused a call.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -126,9 +138,12 @@ fn tolerance(dtype: DType) -> f64 {
 }
 
 fn replay(requests: &[Request], arguments: &Arguments) -> Result<Report, ReplayError> {
-    let config = arguments.attention.config();
+    let config = arguments.attention.config().with_shared_prefixes(arguments.share_prefixes);
     // Before the page size divides anything.
     config.validate().map_err(EngineError::from)?;
+    if arguments.share_prefixes > 0 && requests.iter().all(|request| request.prompt_blocks.is_empty()) {
+        return Err(ReplayError::NothingToShare { levels: arguments.share_prefixes });
+    }
     let (batch, page_size_tokens) = (arguments.batch as usize, config.page_size_tokens);
     let step_limit = (arguments.steps > 0).then_some(arguments.steps);
     let forecast = serve::forecast(requests, batch, page_size_tokens, step_limit)?;
@@ -141,6 +156,7 @@ fn replay(requests: &[Request], arguments: &Arguments) -> Result<Report, ReplayE
         mode: arguments.mode,
         layers: arguments.layers,
         pages,
+        named_pages: Serving::most_named_pages(requests, limits),
         batch: arguments.batch,
     })?;
     let values = Values { seed: arguments.seed, dtype: config.dtype };
@@ -157,24 +173,26 @@ fn replay(requests: &[Request], arguments: &Arguments) -> Result<Report, ReplayE
         measured.plan.push_time(planned.time);
         measured.balance.push(planned.fullest_over_mean);
         measured.split_items.push(planned.split_items as f64);
+        measured.saved_kv_tokens += planned.sharing.saved_kv_tokens;
+        measured.not_shared = planned.sharing.not_shared.or(measured.not_shared);
         let sampled = checker.sample(running, arguments.layers, arguments.check_rows);
 
         for layer in 0..arguments.layers {
             let tensors = StepTensors { config: &config, values: &values, running, layer };
             for (index, running) in running.iter().enumerate().filter(|(_, running)| running.is_new()) {
                 let piece_tokens = engine.append_limit_tokens();
-                for begin in (0..running.prompt_tokens).step_by(piece_tokens as usize) {
+                for begin in (running.cached_tokens..running.prompt_tokens).step_by(piece_tokens as usize) {
                     let end = running.prompt_tokens.min(begin + piece_tokens);
                     engine.append(layer, &tensors.prompt(index, begin..end))?;
                 }
             }
             measured.append.push_time(engine.append(layer, &tensors.new_tokens())?);
             measured.run.push_time(engine.run(layer, &tensors.queries())?);
-            for &(index, place) in sampled.iter().filter(|(_, place)| place.layer == layer) {
-                checker.check(measured.steps, place, &engine.output_row(index, place.head)?);
+            for &Sampled { index, head, .. } in sampled.iter().filter(|sampled| sampled.layer == layer) {
+                checker.check(measured.steps, &running[index], layer, head, &engine.output_row(index, head)?);
             }
         }
-        measured.end_step(running, &config, arguments.layers);
+        measured.end_step(running);
         progress.inc(1);
     }
     progress.finish_and_clear();
@@ -185,7 +203,11 @@ fn replay(requests: &[Request], arguments: &Arguments) -> Result<Report, ReplayE
 struct Measured {
     steps: u64,
     tokens: u64,
-    kv_bytes: u64,
+    kv_tokens: u64,
+    saved_kv_tokens: u64,
+    cached_prompt_tokens: u64,
+    /// Why the latest plan that shared nothing did not.
+    not_shared: Option<NotShared>,
     has_run: Vec<bool>,
     batch: Samples,
     skew: Samples,
@@ -201,7 +223,10 @@ impl Measured {
         Measured {
             steps: 0,
             tokens: 0,
-            kv_bytes: 0,
+            kv_tokens: 0,
+            saved_kv_tokens: 0,
+            cached_prompt_tokens: 0,
+            not_shared: None,
             has_run: vec![false; requests],
             batch: Samples::default(),
             skew: Samples::default(),
@@ -213,13 +238,14 @@ impl Measured {
         }
     }
 
-    fn end_step(&mut self, running: &[Running], config: &AttentionConfig, layers: u32) {
+    fn end_step(&mut self, running: &[Running]) {
         let kv_tokens: u64 = running.iter().map(|running| running.kv_len_tokens() as u64).sum();
         let longest = running.iter().map(Running::kv_len_tokens).max().unwrap_or_default();
-        let row_bytes = config.head_dim as u64 * config.dtype.bytes() as u64;
         self.steps += 1;
         self.tokens += running.len() as u64;
-        self.kv_bytes += kv_tokens * 2 * config.kv_heads as u64 * row_bytes * layers as u64;
+        self.kv_tokens += kv_tokens;
+        let new = running.iter().filter(|running| running.is_new());
+        self.cached_prompt_tokens += new.map(|running| running.cached_tokens as u64).sum::<u64>();
         self.batch.push(running.len() as f64);
         self.skew.push(longest as f64 * running.len() as f64 / kv_tokens as f64);
         running.iter().for_each(|running| self.has_run[running.request] = true);
@@ -228,7 +254,10 @@ impl Measured {
     fn report(self, arguments: &Arguments, engine: &Engine, pages: u32, checker: Checker) -> Report {
         let run_total_us = self.run.sum();
         let (worst_error, worst_row) = checker.worst.unzip();
-        let tolerance = tolerance(engine.config().dtype);
+        let config = engine.config();
+        let tolerance = tolerance(config.dtype);
+        let token_bytes = 2 * config.kv_heads as u64 * config.head_dim as u64 * config.dtype.bytes() as u64;
+        let kv_bytes = (self.kv_tokens - self.saved_kv_tokens) * token_bytes * arguments.layers as u64;
         Report {
             device: engine.device_name().to_owned(),
             mode: arguments::split_mode_name(arguments.mode),
@@ -244,8 +273,12 @@ impl Measured {
             append_us: self.append.spread(),
             run_us: self.run.spread(),
             run_total_us,
-            kv_bytes: self.kv_bytes,
-            gigabytes_per_second: if run_total_us > 0.0 { self.kv_bytes as f64 / 1e3 / run_total_us } else { 0.0 },
+            kv_tokens: self.kv_tokens,
+            saved_kv_tokens: self.saved_kv_tokens,
+            cached_prompt_tokens: self.cached_prompt_tokens,
+            not_shared: self.not_shared.map(|reason| reason.to_string()),
+            kv_bytes,
+            gigabytes_per_second: if run_total_us > 0.0 { kv_bytes as f64 / 1e3 / run_total_us } else { 0.0 },
             balance: self.balance.spread(),
             split_items: self.split_items.spread(),
             checked_rows: checker.checked_rows,

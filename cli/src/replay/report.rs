@@ -35,6 +35,14 @@ pub struct Report {
     pub append_us: Spread,
     /// All runs together.
     pub run_total_us: f64,
+    /// Keys of all requests in all steps, of one layer.
+    pub kv_tokens: u64,
+    /// Those of them that were not read once more, as they were read for another request.
+    pub saved_kv_tokens: u64,
+    /// Prompt tokens that others had in the cache when a request was admitted, of one layer.
+    pub cached_prompt_tokens: u64,
+    /// Why a plan read nothing for several requests though levels were asked for; the latest such plan's reason.
+    pub not_shared: Option<String>,
     /// Keys and values that the runs had to read.
     pub kv_bytes: u64,
     /// `kv_bytes` over `run_total_us`.
@@ -133,6 +141,19 @@ impl fmt::Display for Report {
                 self.gigabytes_per_second
             ),
         )?;
+        let reason = self.not_shared.as_ref().map(|reason| format!("; in some steps none: {reason}"));
+        if self.cached_prompt_tokens > 0 || self.saved_kv_tokens > 0 || reason.is_some() {
+            line(
+                "shared",
+                format!(
+                    "{} of {} keys not read once more, {} prompt tokens found in the cache{}",
+                    self.saved_kv_tokens,
+                    self.kv_tokens,
+                    self.cached_prompt_tokens,
+                    reason.unwrap_or_default()
+                ),
+            )?;
+        }
         line(
             "balance",
             format!(

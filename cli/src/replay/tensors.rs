@@ -1,6 +1,6 @@
 //! The dense tensors of a step: new keys and values for `append`, queries for `run`.
 
-use super::values::{Place, Tensor, Values};
+use super::values::{Place, Source, Tensor, Values};
 use crate::engine::NewTokens;
 use crate::serve::Running;
 use oxattn::AttentionConfig;
@@ -49,8 +49,8 @@ impl StepTensors<'_> {
         let head_dim = self.config.head_dim as usize;
         let mut elements = vec![0; tokens.len() * heads as usize * head_dim];
         let places = tokens.iter().flat_map(|&(index, position)| {
-            let (layer, request) = (self.layer, self.running[index].request);
-            (0..heads).map(move |head| Place { layer, request, position, head })
+            let (layer, source) = (self.layer, Source::of(&self.running[index], position));
+            (0..heads).map(move |head| Place { layer, source, position, head })
         });
         for (row, place) in elements.chunks_exact_mut(head_dim).zip(places) {
             self.values.fill(tensor, place, row);
@@ -73,26 +73,32 @@ mod tests {
             prompt_tokens,
             output_tokens: 9,
             generated_tokens: 2,
-            pages: Vec::new(),
+            ..Running::default()
         };
-        let running = [request(8, 10), request(3, 20)];
+        let mut running = [request(8, 10), request(3, 20)];
         let tensors = StepTensors { config: &config, values: &values, running: &running, layer: 6 };
-        let row = |tensor, request, position, head| {
+        let row = |tensor, source, position, head| {
             let mut row = vec![0; 64];
-            values.fill(tensor, Place { layer: 6, request, position, head }, &mut row);
+            values.fill(tensor, Place { layer: 6, source, position, head }, &mut row);
             row
         };
 
         let queries = tensors.queries();
         assert_eq!(queries.len(), 2 * 4 * 64);
-        assert_eq!(queries[(4 + 2) * 64..][..64], row(Tensor::Query, 3, 21, 2));
+        assert_eq!(queries[(4 + 2) * 64..][..64], row(Tensor::Query, Source::Request(3), 21, 2));
 
         let new = tensors.new_tokens();
         assert_eq!((new.requests, new.positions), (vec![0, 1], vec![11, 21]));
-        assert_eq!(new.keys[(2 + 1) * 64..], row(Tensor::Key, 3, 21, 1));
+        assert_eq!(new.keys[(2 + 1) * 64..], row(Tensor::Key, Source::Request(3), 21, 1));
 
         let prompt = tensors.prompt(1, 4..7);
         assert_eq!((prompt.requests, prompt.positions), (vec![1, 1, 1], vec![4, 5, 6]));
-        assert_eq!(prompt.values[2 * 2 * 64..][..64], row(Tensor::Value, 3, 6, 0));
+        assert_eq!(prompt.values[2 * 2 * 64..][..64], row(Tensor::Value, Source::Request(3), 6, 0));
+
+        // A prompt whose block is known is the block's as far as it goes.
+        running[1].prompt_blocks = [77].into();
+        let tensors = StepTensors { config: &config, values: &values, running: &running, layer: 6 };
+        assert_eq!(tensors.prompt(1, 19..20).keys[..64], row(Tensor::Key, Source::Block(77), 19, 0));
+        assert_eq!(tensors.new_tokens().keys[(2 + 1) * 64..], row(Tensor::Key, Source::Request(3), 21, 1));
     }
 }

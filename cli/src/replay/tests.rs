@@ -18,7 +18,7 @@ fn arguments(line: &str) -> Arguments {
 fn requests(lengths: &[(u32, u32)]) -> Vec<Request> {
     lengths
         .iter()
-        .map(|&(prompt_tokens, output_tokens)| Request { arrival_ms: None, prompt_tokens, output_tokens })
+        .map(|&(prompt_tokens, output_tokens)| Request { prompt_tokens, output_tokens, ..Request::default() })
         .collect()
 }
 
@@ -108,4 +108,98 @@ fn a_row_past_the_tolerance_fails_the_command() {
         error.starts_with("the worst relative L2 error, NaN, is past the tolerance of 4e-3 for bf16: step 0"),
         "{error}"
     );
+}
+
+/// Prompts that begin alike: three with 1024 tokens in common, two of them with 1536, and one alone, not in this order.
+fn alike() -> Vec<Request> {
+    let request = |prompt_tokens, output_tokens, blocks: &[u64]| Request {
+        prompt_tokens,
+        output_tokens,
+        prompt_blocks: blocks.into(),
+        ..Request::default()
+    };
+    vec![
+        request(1700, 6, &[1, 2, 3, 4]),
+        request(600, 4, &[9, 10]),
+        request(1200, 5, &[1, 2, 7]),
+        request(1540, 3, &[1, 2, 3, 8]),
+        // Admitted when the others have begun.
+        request(1100, 3, &[1, 2, 11]),
+    ]
+}
+
+const SHARING: &str = "--device cpu --query-heads 4 --kv-heads 2 --head-dim 64 --batch 4 --steps 0 --check-rows 8";
+
+#[test]
+fn prompts_that_begin_alike_share_pages_and_reads() {
+    for options in [
+        "",
+        "--page-size 64 --layers 2",
+        "--page-size 7",
+        "--page-size 1024",
+        "--dtype f16 --mode unsplit",
+        "--pages 175",
+    ] {
+        let run = |share: &str| replay(&alike(), &arguments(&format!("{SHARING} {options} {share}"))).unwrap();
+        let (apart, shared) = (run(""), run("--share-prefixes 2"));
+        for report in [&apart, &shared] {
+            assert!(report.passed, "{options}: {report}");
+            assert_eq!((report.tokens, report.requests_run), (21, 5));
+            // In a pool of 175 pages requests name more pages than there are.
+            // Full pages of 1024 tokens and, of one pair, of 1536.
+            let size = arguments(options).attention.page_size;
+            let cached = [1024, 1024, 1536].map(|tokens| (tokens / size * size) as u64);
+            assert_eq!(report.cached_prompt_tokens, cached.iter().sum::<u64>(), "{options}");
+        }
+        assert_eq!((apart.saved_kv_tokens, apart.kv_tokens), (0, shared.kv_tokens), "{options}");
+    }
+}
+
+#[test]
+fn a_plan_of_one_level_saves_less_than_one_of_two() {
+    let saved = |levels: u32| {
+        // Many decodes of a long prompt, so that it pays.
+        let requests: Vec<Request> = (0..24)
+            .map(|request| (request, 10 + request / 2))
+            .map(|(request, pair)| Request {
+                prompt_tokens: 3100,
+                output_tokens: 1,
+                // 1024 tokens of all, 2048 more of a pair, and the request's own.
+                prompt_blocks: [1, 2]
+                    .into_iter()
+                    .chain((0..4).map(|block| 100 * pair + block))
+                    .chain([10_000 + request])
+                    .collect(),
+                ..Request::default()
+            })
+            .collect();
+        let line = format!("{SHARING} --batch 24 --share-prefixes {levels}");
+        let report = replay(&requests, &arguments(&line)).unwrap();
+        assert!(report.passed, "{report}");
+        assert_eq!(report.kv_bytes, (report.kv_tokens - report.saved_kv_tokens) * 2 * 2 * 64 * 2);
+        report.saved_kv_tokens
+    };
+    let (none, one, two) = (saved(0), saved(1), saved(2));
+    assert!(none == 0 && 0 < one && one < two && two <= 23 * 1024 + 12 * 2048, "{none} {one} {two}");
+}
+
+/// The first of the sample's groups of requests with long prefixes in common, by one small head.
+#[test]
+fn a_group_of_the_sample_is_served_with_a_third_of_its_reads() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../data/traces/mooncake_conversation_grouped.jsonl");
+    let mut requests = trace::read(path.as_ref()).unwrap();
+    requests.sort_by(|a, b| a.prompt_blocks.cmp(&b.prompt_blocks));
+    requests.truncate(11);
+    requests.iter_mut().for_each(|request| request.arrival_ms = None);
+    let line = "--device cpu --query-heads 2 --kv-heads 1 --head-dim 64 --batch 11 --steps 2 --share-prefixes 2";
+    let report = replay(&requests, &arguments(line)).unwrap();
+    assert!(report.passed, "{report}");
+    assert_eq!((report.tokens, report.not_shared.as_deref()), (22, None));
+    assert!(3 * report.saved_kv_tokens > 2 * report.kv_tokens, "{report}");
+}
+
+#[test]
+fn nothing_to_share_is_refused() {
+    let error = replay(&requests(&LENGTHS), &arguments(&format!("{SMALL} --share-prefixes 1"))).unwrap_err();
+    assert!(error.to_string().starts_with("--share-prefixes is 1, but the trace does not say"), "{error}");
 }

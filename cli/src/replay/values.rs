@@ -1,9 +1,10 @@
 //! Random queries, keys and values that are a function of their place.
 //!
-//! In: which tensor, layer, request, position and head. Out: that row, always the same. So a check can ask for any key
+//! In: which tensor, layer, source, position and head. Out: that row, always the same. So a check can ask for any key
 //! of a request again without a copy of the cache and without its page table, and a row that was written to a wrong
-//! page or slot shows.
+//! page or slot shows. Prompts that are equal as far as a block have equal rows as far as that.
 
+use crate::serve::Running;
 use half::{bf16, f16};
 use oxattn::DType;
 
@@ -15,12 +16,27 @@ pub enum Tensor {
     Value,
 }
 
+/// Where a token comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// It is one request's alone, by its row of the trace.
+    Request(usize),
+    /// It lies in a block of prompts, by its hash.
+    Block(u64),
+}
+
+impl Source {
+    /// Of a position of a request.
+    pub fn of(running: &Running, position: u32) -> Source {
+        running.block(position).map_or(Source::Request(running.request), Source::Block)
+    }
+}
+
 /// A row's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     pub layer: u32,
-    /// Row of the trace.
-    pub request: usize,
+    pub source: Source,
     /// In the request, from 0.
     pub position: u32,
     pub head: u32,
@@ -69,7 +85,12 @@ impl Values {
     }
 
     fn row_seed(&self, tensor: Tensor, place: Place) -> u64 {
-        [tensor as u64, place.layer as u64, place.request as u64, place.position as u64, place.head as u64]
+        let (kind, source) = match place.source {
+            Source::Request(request) => (0, request as u64),
+            Source::Block(hash) => (1, hash),
+        };
+        // Three tensors of each kind of source.
+        [tensor as u64 + 3 * kind, place.layer as u64, source, place.position as u64, place.head as u64]
             .into_iter()
             .fold(self.seed, |state, part| mix(state ^ part.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     }
@@ -86,7 +107,7 @@ fn mix(state: u64) -> u64 {
 mod tests {
     use super::*;
 
-    const PLACE: Place = Place { layer: 0, request: 0, position: 0, head: 0 };
+    const PLACE: Place = Place { layer: 0, source: Source::Request(0), position: 0, head: 0 };
 
     #[test]
     fn a_row_depends_on_every_part_of_its_place_and_on_nothing_else() {
@@ -100,7 +121,8 @@ mod tests {
         ];
         for part in 1..40 {
             rows.push(row(&values, Tensor::Key, Place { layer: part, ..PLACE }));
-            rows.push(row(&values, Tensor::Key, Place { request: part as usize, ..PLACE }));
+            rows.push(row(&values, Tensor::Key, Place { source: Source::Request(part as usize), ..PLACE }));
+            rows.push(row(&values, Tensor::Key, Place { source: Source::Block(part as u64 - 1), ..PLACE }));
             rows.push(row(&values, Tensor::Key, Place { position: part, ..PLACE }));
             rows.push(row(&values, Tensor::Key, Place { head: part, ..PLACE }));
         }

@@ -11,6 +11,7 @@ pub fn parse(text: &str) -> Result<Vec<Request>, TraceError> {
             arrival_ms: Some(arrival.0.count(arrival.1)?),
             prompt_tokens: prompt.0.length(prompt.1)?,
             output_tokens: output.0.length(output.1)?,
+            ..Request::default()
         });
     }
     Ok(requests)

@@ -8,6 +8,8 @@
 //! | [`azure`] | header with `context_tokens` or `generated_tokens` | `arrival_ms` | `context_tokens` | `generated_tokens` |
 //! | [`sharegpt`] | header with `conversation` or `history_tokens` | none | `prompt_tokens` | `output_tokens` |
 //! | [`mooncake`] | JSON object | `timestamp`, ms | `input_length` | `output_length` |
+//!
+//! Mooncake also says which prompts begin alike.
 
 mod azure;
 mod mooncake;
@@ -15,13 +17,17 @@ mod sharegpt;
 mod table;
 
 use std::path::Path;
+use std::sync::Arc;
 
 /// The longest prompt or output a trace may name: eight times the longest context window in public use (2 Mi tokens),
 /// so that a corrupt number is refused before anything is sized by it.
 pub const MAX_LENGTH_TOKENS: u32 = 1 << 24;
 
+/// Tokens of a prompt block: one hash each in the [`mooncake`] format.
+pub const BLOCK_TOKENS: u32 = 512;
+
 /// One request of a trace. Both lengths are from 1 to [`MAX_LENGTH_TOKENS`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// Milliseconds since the start of the trace, where the format has it.
     pub arrival_ms: Option<u64>,
@@ -29,6 +35,9 @@ pub struct Request {
     pub prompt_tokens: u32,
     /// Tokens to decode.
     pub output_tokens: u32,
+    /// A hash of each block of [`BLOCK_TOKENS`] tokens of the prompt, the last one's whatever it holds, and of all before
+    /// it: prompts are equal as far as their leading hashes are. Empty where the format has none.
+    pub prompt_blocks: Arc<[u64]>,
 }
 
 /// Why a trace was not read. Lines count from 1, the header included.
@@ -135,6 +144,20 @@ pub enum ValueReason {
     /// A conversation's history that its own prompt does not hold.
     #[error("is more than the prompt_tokens of the row, which count the history too")]
     PastPrompt,
+    /// Other than an array of hashes.
+    #[error("is not an array of whole numbers of at most 64 bits")]
+    NotHashes,
+    /// More or fewer hashes than the prompt has blocks.
+    #[error(
+        "has {found} hashes; a prompt of {prompt_tokens} tokens has {} blocks of {BLOCK_TOKENS}",
+        prompt_tokens.div_ceil(BLOCK_TOKENS)
+    )]
+    BlockCount {
+        /// Hashes found.
+        found: usize,
+        /// The row's prompt.
+        prompt_tokens: u32,
+    },
 }
 
 /// Reads the trace at `path`.

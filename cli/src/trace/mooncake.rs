@@ -1,7 +1,7 @@
-//! The Mooncake trace: one JSON object a line. `hash_ids`, the shared prefix blocks, is read past: each request gets
-//! pages of its own.
+//! The Mooncake trace: one JSON object a line. `hash_ids` has a hash for each block of the prompt, chained, so that prompts
+//! are equal as far as their leading hashes are; a row may do without.
 
-use super::{Place, Request, TraceError};
+use super::{BLOCK_TOKENS, Place, Request, TraceError, ValueReason};
 use serde_json::value::RawValue;
 
 #[derive(serde::Deserialize)]
@@ -12,6 +12,8 @@ struct Row<'a> {
     input_length: Option<&'a RawValue>,
     #[serde(borrow)]
     output_length: Option<&'a RawValue>,
+    #[serde(borrow)]
+    hash_ids: Option<&'a RawValue>,
 }
 
 pub fn parse(text: &str) -> Result<Vec<Request>, TraceError> {
@@ -26,13 +28,26 @@ pub fn parse(text: &str) -> Result<Vec<Request>, TraceError> {
         let (arrival, arrival_text) = field("timestamp", row.timestamp)?;
         let (prompt, prompt_text) = field("input_length", row.input_length)?;
         let (output, output_text) = field("output_length", row.output_length)?;
+        let prompt_tokens = prompt.length(&prompt_text)?;
+        let hashes = row.hash_ids.map(|hashes| prompt_blocks(line, hashes.get(), prompt_tokens)).transpose()?;
         requests.push(Request {
             arrival_ms: Some(arrival.count(&arrival_text)?),
-            prompt_tokens: prompt.length(&prompt_text)?,
+            prompt_tokens,
             output_tokens: output.length(&output_text)?,
+            prompt_blocks: hashes.unwrap_or_default().into(),
         });
     }
     Ok(requests)
+}
+
+/// The hashes of a prompt, as many as it has blocks.
+fn prompt_blocks(line: u64, text: &str, prompt_tokens: u32) -> Result<Vec<u64>, TraceError> {
+    let refuse = |reason| Place { line, column: "hash_ids" }.refuse(text, reason);
+    let hashes: Vec<u64> = serde_json::from_str(text).map_err(|_| refuse(ValueReason::NotHashes))?;
+    if hashes.len() != prompt_tokens.div_ceil(BLOCK_TOKENS) as usize {
+        return Err(refuse(ValueReason::BlockCount { found: hashes.len(), prompt_tokens }));
+    }
+    Ok(hashes)
 }
 
 /// The JSON reader sees one line at a time, so the place at the end of its message is replaced by ours.

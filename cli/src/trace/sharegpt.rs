@@ -16,7 +16,7 @@ pub fn parse(text: &str) -> Result<Vec<Request>, TraceError> {
             return Err(history.0.refuse(history.1, ValueReason::PastPrompt));
         }
         let output_tokens = output.0.length(output.1)?;
-        requests.push(Request { arrival_ms: None, prompt_tokens, output_tokens });
+        requests.push(Request { prompt_tokens, output_tokens, ..Request::default() });
     }
     Ok(requests)
 }

@@ -3,7 +3,11 @@
 use super::*;
 
 fn request(arrival_ms: Option<u64>, prompt_tokens: u32, output_tokens: u32) -> Request {
-    Request { arrival_ms, prompt_tokens, output_tokens }
+    Request { arrival_ms, prompt_tokens, output_tokens, ..Request::default() }
+}
+
+fn with_blocks(request: Request, blocks: &[u64]) -> Request {
+    Request { prompt_blocks: blocks.into(), ..request }
 }
 
 #[test]
@@ -26,8 +30,8 @@ fn the_first_line_decides_the_format() {
             vec![request(None, 74, 918), request(None, 1000, 5)],
         ),
         (
-            "{\"timestamp\":0,\"input_length\":40160,\"output_length\":6,\"hash_ids\":[0,1]}\n{\"timestamp\":7,\"input_length\":1,\"output_length\":2,\"hash_ids\":[]}\n",
-            vec![request(Some(0), 40160, 6), request(Some(7), 1, 2)],
+            "{\"timestamp\":0,\"input_length\":1025,\"output_length\":6,\"hash_ids\":[0,1,9]}\n{\"timestamp\":7,\"input_length\":1,\"output_length\":2,\"hash_ids\":[5]}\n",
+            vec![with_blocks(request(Some(0), 1025, 6), &[0, 1, 9]), with_blocks(request(Some(7), 1, 2), &[5])],
         ),
         // Keys in any order, others read past, blank lines too.
         (
@@ -114,6 +118,18 @@ fn refusals_name_the_line_the_column_and_the_reason() {
         (
             "{\"timestamp\":0,\"input_length\":null,\"output_length\":1}\n".into(),
             "line 1: column `input_length` of the Mooncake format is missing",
+        ),
+        (
+            "{\"timestamp\":0,\"input_length\":513,\"output_length\":1,\"hash_ids\":[7]}\n".into(),
+            "line 1, column `hash_ids`: `[7]` has 1 hashes; a prompt of 513 tokens has 2 blocks of 512",
+        ),
+        (
+            "{\"timestamp\":0,\"input_length\":5,\"output_length\":1,\"hash_ids\":[]}\n".into(),
+            "line 1, column `hash_ids`: `[]` has 0 hashes; a prompt of 5 tokens has 1 blocks of 512",
+        ),
+        (
+            "{\"timestamp\":0,\"input_length\":5,\"output_length\":1,\"hash_ids\":[-1]}\n".into(),
+            "line 1, column `hash_ids`: `[-1]` is not an array of whole numbers of at most 64 bits",
         ),
         ("{\"timestamp\":0}\n[1,2,3]\n".into(), "line 1: column `input_length` of the Mooncake format is missing"),
     ];

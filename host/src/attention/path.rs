@@ -1,11 +1,11 @@
 //! Which kernel does a batch: each with a planner of its own.
 //!
 //! In: the batch's lengths. Out: the attend kernel, which reads as fast as memory can for requests with few query rows
-//! and takes tall items on the side; or the prefill kernel, which computes faster and has tall items alone. The choice
-//! follows from lengths and shared prefixes alone, and from the measurements beside [`PROMPT_PART`]. Batches that share
-//! are the prefill kernel's: rows of several requests are as many as a prompt's. With 8192 keys in common and 128 of each
-//! request's own, 16 requests took an H200 24.7 us by the attend kernel and 21.4 by the prefill kernel, 64 took 49.1 and
-//! 43.7; with 32768, 48.8 and 45.7, 107.8 and 89.8.
+//! and takes tall items on the side; or the prefill kernel, which computes faster and has tall items alone. Where the device
+//! has a [`Tuning`](crate::Tuning) that knows such batches, its times decide; else a rule, which follows from lengths and
+//! shared prefixes alone and from the measurements beside [`PROMPT_PART`] and [`Choice::SharedPrefixes`].
+
+use std::fmt;
 
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::plan::RAGGED_PAGE_TOKENS;
@@ -14,7 +14,8 @@ use kernels_gpu::abi::tile::{PREFILL_ROWS, PrefillTile, Teams};
 use crate::Error;
 use crate::config::{AttentionConfig, ConfigError};
 use crate::page_table::{PageTable, QueryLengths};
-use crate::plan::{Limits, Planner, SplitMode, Target};
+use crate::plan::{Explain, Limits, Planner, SplitMode, Target};
+use crate::tuning::{Bucket, Measured, Times};
 use crate::workspace::WorkspaceLayout;
 
 /// A kernel of an [`Attention`](super::Attention).
@@ -26,6 +27,80 @@ pub enum Kernel {
     /// For batches with prompts, on Hopper: head dims 64, 128 and 256, page sizes that are multiples of 8 tokens, and split
     /// modes whose results may depend on the batch; with a custom variant, where its bundle has one.
     Prefill,
+}
+
+impl Kernel {
+    /// Its name in symbols and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kernel::Attend => "attend",
+            Kernel::Prefill => "prefill",
+        }
+    }
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Why a batch has its kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Choice {
+    /// There is no other for the device, the attention and its split mode.
+    Only,
+    /// [`Attention::with_kernel`](super::Attention::with_kernel) said so.
+    Given,
+    /// Calls that are captured into graphs have one kernel for all batches.
+    Graphs,
+    /// A rule of its lengths.
+    Lengths,
+    /// It shares prefixes: rows of several requests together are as many as a prompt's. With 8192 keys in common and 128 of
+    /// each request's own, 16 requests took an H200 24.7 us by the attend kernel and 21.4 by the prefill kernel, 64 took
+    /// 49.1 and 43.7; with 32768, 48.8 and 45.7, 107.8 and 89.8.
+    SharedPrefixes,
+    /// The device's [`Tuning`](crate::Tuning) has times of batches like it: these.
+    Tuning(Times),
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Choice::Only => f.write_str("the only one for this device, attention and split mode"),
+            Choice::Given => f.write_str("chosen by the caller"),
+            Choice::Graphs => f.write_str("the one of all graphs, unless the caller chooses"),
+            Choice::Lengths => f.write_str("chosen by the batch's lengths"),
+            Choice::SharedPrefixes => f.write_str("chosen as the batch shares prefixes"),
+            Choice::Tuning(times) => {
+                let [attend, prefill] = [Kernel::Attend, Kernel::Prefill].map(|kernel| times.mean_us(kernel));
+                let batches = if times.batches == 1 { "a batch" } else { "batches" };
+                write!(
+                    f,
+                    "chosen by tuning: {batches} like this took {attend:.1} us by attend, {prefill:.1} by prefill"
+                )
+            }
+        }
+    }
+}
+
+/// Why a batch is done as it is: the kernel, and its plan's figures.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Explanation {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// Why this one.
+    pub choice: Choice,
+    /// The plan.
+    pub plan: Explain,
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "kernel    {}: {}\n{}", self.kernel, self.choice, self.plan)
+    }
 }
 
 /// Packed rows past which a request counts as a prompt, several tokens being verified too. With 32 rows an H200 took by the
@@ -108,42 +183,58 @@ impl Prefill {
         self.paths.iter()
     }
 
-    /// Whether so many row tiles are many.
-    fn are_many(&self, row_tiles: u64) -> bool {
+    /// Whether there are so many row tiles that every multiprocessor counts.
+    pub fn are_many(&self, row_tiles: u64) -> bool {
         row_tiles >= MANY_ROW_TILES * self.paths[1].teams.teams as u64
     }
 
-    /// What a batch of a graph means for the kernel: the same for all, so by the limits.
-    pub fn look_at_limits(&self, limits: &Limits, group: u32) -> Look {
-        let packed_rows = limits.max_query_tokens as u64 * group as u64;
-        Look { suits: false, many: self.are_many(packed_rows / PREFILL_ROWS as u64) }
-    }
-
-    /// What a batch means for the kernel.
-    pub fn look_at(&mut self, table: &PageTable<'_>, queries: QueryLengths<'_>, group: u32) -> Look {
-        let (mut prompts, mut all, mut row_tiles) = (0, 0, 0);
-        for (request, &kv_len) in table.kv_lens().iter().enumerate() {
-            let packed_rows = queries.len_of(request).saturating_mul(group);
-            let tiles = packed_rows.div_ceil(PREFILL_ROWS) as u64;
-            row_tiles += tiles;
-            all += kv_len as u64 * tiles;
-            if packed_rows > PROMPT_ROWS {
-                prompts += kv_len as u64 * tiles;
-            }
-        }
-        let many = self.are_many(row_tiles);
-        let has_prompts = prompts > 0 && prompts * PROMPT_PART.1 >= all * PROMPT_PART.0;
-        Look { suits: has_prompts || self.path_mut(many).planner.would_share(table, queries), many }
+    /// The same of a graph: for all batches, so by the limits.
+    pub fn are_many_within(&self, limits: &Limits, group: u32) -> bool {
+        self.are_many(limits.max_query_tokens as u64 * group as u64 / PREFILL_ROWS as u64)
     }
 }
 
-/// A batch, as far as the choice of a kernel goes.
+/// Sums over a batch by which its kernel is chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Look {
-    /// Whether it is better off with the prefill kernel.
-    pub suits: bool,
-    /// Whether it has so many row tiles that every multiprocessor counts.
-    pub many: bool,
+pub(crate) struct BatchLengths {
+    pub requests: u64,
+    /// Packed query rows.
+    pub rows: u64,
+    pub keys: u64,
+    pub row_tiles: u64,
+    /// Keys, each counted once a row tile.
+    pub work: u64,
+    /// Those of prompts.
+    pub prompt_work: u64,
+}
+
+impl BatchLengths {
+    /// Of as many requests as there are query lengths for.
+    pub fn new(table: &PageTable<'_>, queries: QueryLengths<'_>, group: u32) -> BatchLengths {
+        let mut sums = BatchLengths { requests: table.requests() as u64, ..BatchLengths::default() };
+        for (request, &kv_len) in table.kv_lens().iter().enumerate() {
+            let packed_rows = queries.len_of(request).saturating_mul(group);
+            let row_tiles = packed_rows.div_ceil(PREFILL_ROWS) as u64;
+            let work = kv_len as u64 * row_tiles;
+            sums.rows += packed_rows as u64;
+            sums.keys += kv_len as u64;
+            sums.row_tiles += row_tiles;
+            sums.work += work;
+            if packed_rows > PROMPT_ROWS {
+                sums.prompt_work += work;
+            }
+        }
+        sums
+    }
+
+    /// The kernel for the batch where there are both, and why.
+    pub fn kernel(&self, measured: &Measured) -> (Kernel, Choice) {
+        if let Some(times) = measured.get(Bucket::new(self)) {
+            return (times.faster(), Choice::Tuning(times));
+        }
+        let has_prompts = self.prompt_work > 0 && self.prompt_work * PROMPT_PART.1 >= self.work * PROMPT_PART.0;
+        (if has_prompts { Kernel::Prefill } else { Kernel::Attend }, Choice::Lengths)
+    }
 }
 
 #[cfg(test)]
@@ -159,12 +250,12 @@ mod tests {
         Prefill::new(config, 132, SplitMode::Balanced, LIMITS).unwrap().unwrap()
     }
 
-    fn look(requests: &[(u32, u32)]) -> Look {
+    fn lengths(requests: &[(u32, u32)]) -> BatchLengths {
         let kv_lens: Vec<u32> = requests.iter().map(|request| request.1).collect();
         let mut begin = vec![0];
         requests.iter().for_each(|request| begin.push(begin[begin.len() - 1] + request.0));
         let table = PageTable::block_table(16, 512, &kv_lens).unwrap();
-        prefill().look_at(&table, QueryLengths::indptr(&begin).unwrap(), 4)
+        BatchLengths::new(&table, QueryLengths::indptr(&begin).unwrap(), 4)
     }
 
     #[test]
@@ -186,7 +277,9 @@ mod tests {
             (&[(33, 300), (1, 5401)], false),
             (&[(0, 8000), (32, 10)], true),
         ] {
-            assert_eq!(look(requests).suits, suits, "{requests:?}");
+            let kernel = if suits { Kernel::Prefill } else { Kernel::Attend };
+            let chosen = lengths(requests).kernel(&Measured::default());
+            assert_eq!(chosen, (kernel, Choice::Lengths), "{requests:?}");
         }
     }
 
@@ -196,11 +289,11 @@ mod tests {
         assert_eq!((prefill.path(true).teams.teams, prefill.path(false).teams.teams), (33, 16));
         assert_eq!((prefill.path(true).blocks(), prefill.path(false).blocks()), (132, 128));
         // 32 tokens are a row tile, and of two requests each has its own last one.
-        assert!(look(&[(132 * 32, 5000)]).many && !look(&[(131 * 32, 5000)]).many);
-        assert!(look(&[(130 * 32 + 1, 5000), (1, 1)]).many && !look(&[(130 * 32 + 1, 5000)]).many);
-        let of_limits = |max_query_tokens| prefill.look_at_limits(&Limits { max_query_tokens, ..LIMITS }, 4);
-        assert_eq!(of_limits(132 * 32), Look { suits: false, many: true });
-        assert_eq!(of_limits(132 * 32 - 1), Look { suits: false, many: false });
+        let are_many = |requests: &[(u32, u32)]| prefill.are_many(lengths(requests).row_tiles);
+        assert!(are_many(&[(132 * 32, 5000)]) && !are_many(&[(131 * 32, 5000)]));
+        assert!(are_many(&[(130 * 32 + 1, 5000), (1, 1)]) && !are_many(&[(130 * 32 + 1, 5000)]));
+        let within = |max_query_tokens| prefill.are_many_within(&Limits { max_query_tokens, ..LIMITS }, 4);
+        assert!(within(132 * 32) && !within(132 * 32 - 1));
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub struct Cuda {
     context: Context,
     properties: DeviceProperties,
     family: Family,
+    driver_version: u32,
     /// The crate's own, then those loaded beside it.
     bundles: RwLock<Vec<Bundle>>,
     functions: Mutex<HashMap<String, Function>>,
@@ -88,6 +89,7 @@ impl Cuda {
             context,
             properties,
             family,
+            driver_version: u32::try_from(driver::version()?).unwrap_or(0),
             bundles: RwLock::new(vec![Bundle::parse(EMBEDDED)?]),
             functions: Mutex::default(),
             known: KnownAddresses::new(),
@@ -107,6 +109,16 @@ impl Cuda {
     /// The kernels built for it.
     pub fn family(&self) -> Family {
         self.family
+    }
+
+    /// The driver's CUDA version, 1000 * major + 10 * minor.
+    pub fn driver_version(&self) -> u32 {
+        self.driver_version
+    }
+
+    /// The hash of the source that the crate's own kernels were built from.
+    pub(crate) fn source_hash(&self) -> String {
+        self.bundles().first().map(|bundle| bundle.manifest().source_hash.clone()).unwrap_or_default()
     }
 
     /// Whether a kernel may start while the one before it drains.

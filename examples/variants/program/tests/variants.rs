@@ -108,6 +108,26 @@ fn prompts_get_the_prefill_kernel_where_there_is_one() {
     }
 }
 
+/// The device's tuning knows the variant by its name, and the attention runs what it says.
+#[test]
+fn measured_times_choose_between_the_variants_kernels() {
+    let limits = Limits { max_requests: 1, max_query_tokens: 80, max_kv_len_tokens: 80, max_kv_tokens: 80 };
+    let device = emulator(Family::Sm90a, 0);
+    let mut tuning = Tuning::new(device.machine());
+    let config = AttentionConfig::new(1, 1, 64, 16).with_custom_variant("chunked");
+    let table = PageTable::block_table(16, 5, &[80]).unwrap();
+    let [fast, slow] = [3, 4].map(std::time::Duration::from_micros);
+    tuning.record(&config, &table, QueryLengths::uniform(80), fast, slow).unwrap();
+    tuning.record(&config, &table, QueryLengths::uniform(1), slow, fast).unwrap();
+    let suitable = |device: &Device, tokens| {
+        let attention = Attention::new(device, config, SplitMode::Balanced, limits).unwrap();
+        attention.suitable_kernel(&table, QueryLengths::uniform(tokens)).unwrap()
+    };
+    assert_eq!((suitable(&device, 80), suitable(&device, 1)), (Kernel::Prefill, Kernel::Attend));
+    let tuned = device.with_tuning(tuning);
+    assert_eq!((suitable(&tuned, 80), suitable(&tuned, 1)), (Kernel::Attend, Kernel::Prefill));
+}
+
 fn case(which: Which) -> Case {
     cases().into_iter().find(|case| case.which == which).unwrap()
 }
