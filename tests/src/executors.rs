@@ -14,7 +14,9 @@ use kernels_gpu::abi::parameters::{
 };
 use kernels_gpu::abi::plan::PlanHeader;
 use kernels_gpu::abi::plan::RAGGED_PAGE_TOKENS;
-use kernels_gpu::abi::tile::{APPEND_PIECES, APPEND_THREADS, Family, MERGE_THREADS, PrefillTile, ROPE_THREADS};
+use kernels_gpu::abi::tile::{
+    APPEND_PIECES, APPEND_THREADS, Family, MERGE_THREADS, PrefillTile, ROPE_THREADS, attend_head_dim,
+};
 use kernels_gpu::entries::{KERNELS, Parameters, body};
 use kernels_gpu::variant::{ModifiedParameters, StandardParameters};
 use oxattn::config::DType;
@@ -33,8 +35,8 @@ pub struct AttentionLaunch {
     pub header: PlanHeader,
     /// Blocks of all teams.
     pub blocks: u32,
-    /// Elements of a row.
-    pub head_dim: u32,
+    /// Elements of a key and of a value.
+    pub head_dims: [u32; 2],
     /// Of queries, cache and outputs.
     pub dtype: DType,
     /// What it does beside plain softmax.
@@ -116,9 +118,9 @@ pub struct Cpu;
 
 impl Executor for Cpu {
     fn attention(&self, launch: &AttentionLaunch) {
-        let AttentionLaunch { attend, header, head_dim, dtype, variant, .. } = launch;
+        let AttentionLaunch { attend, header, dtype, variant, .. } = launch;
         // SAFETY: fixtures own the memory that their launches describe, and wait.
-        unsafe { oxattn::cpu::attend(attend, header, *head_dim, *dtype, variant) }
+        unsafe { oxattn::cpu::attend(attend, header, *dtype, variant) }
     }
 }
 
@@ -212,8 +214,10 @@ impl Emulator {
 
 impl Executor for Emulator {
     fn attention(&self, launch: &AttentionLaunch) {
-        let AttentionLaunch { attend, variant, dtype, head_dim, .. } = *launch;
-        let (symbol, parameters) = if launch.is_plain {
+        let AttentionLaunch { attend, variant, dtype, head_dims: [query_dim, value_dim], .. } = *launch;
+        let head_dim = attend_head_dim(query_dim, value_dim).expect("a kernel for the head dims");
+        // Plain kernels have no padding.
+        let (symbol, parameters) = if launch.is_plain && [query_dim, value_dim] == [head_dim; 2] {
             let plain = StandardParameters { scale_log2: variant.scale };
             (format!("attend_{dtype}_d{head_dim}"), Parameters::Attend(attend, plain))
         } else {
@@ -240,19 +244,25 @@ impl PrefillEmulator {
 
 impl Executor for PrefillEmulator {
     fn attention(&self, launch: &AttentionLaunch) {
-        let AttentionLaunch { attend, variant, dtype, head_dim, pages, .. } = *launch;
-        let box_tokens = PrefillTile::new(head_dim).and_then(|tile| tile.box_tokens(attend.page_size.get()));
-        let attend =
-            AttendParameters { box_tokens: box_tokens.expect("a head dim and a page size of theirs"), ..attend };
-        let maps = [attend.k, attend.v].map(|cache| cache_map(&attend, &cache, head_dim, pages));
+        let AttentionLaunch { attend, variant, dtype, head_dims: [query_dim, value_dim], pages, .. } = *launch;
+        let tile = PrefillTile::fitting(query_dim, value_dim).expect("head dims of theirs");
+        let box_tokens = tile.box_tokens(attend.page_size.get()).expect("a page size of theirs");
+        let attend = AttendParameters { box_tokens, ..attend };
+        let maps = [(attend.k, query_dim), (attend.v, value_dim)]
+            .map(|(cache, head_dim)| cache_map(&attend, &cache, head_dim, pages));
         let address = maps.as_ptr() as u64;
         let mut regions = launch.regions.clone();
         regions.push(Region { address, bytes: size_of_val(&maps), access: Access::Read });
-        let (symbol, parameters) = if launch.is_plain {
+        let dims = match [tile.query_dim, tile.value_dim] {
+            [192, 128] => "d192_v128".to_owned(),
+            [dim, _] => format!("d{dim}"),
+        };
+        let is_exact = [query_dim, value_dim] == [tile.query_dim, tile.value_dim];
+        let (symbol, parameters) = if launch.is_plain && is_exact {
             let plain = StandardParameters { scale_log2: variant.scale };
-            (format!("prefill_{dtype}_d{head_dim}"), Parameters::Prefill(attend, plain, address))
+            (format!("prefill_{dtype}_{dims}"), Parameters::Prefill(attend, plain, address))
         } else {
-            (format!("prefill_modified_{dtype}_d{head_dim}"), Parameters::PrefillModified(attend, variant, address))
+            (format!("prefill_modified_{dtype}_{dims}"), Parameters::PrefillModified(attend, variant, address))
         };
         self.0.launch(&symbol, launch.blocks, parameters, &regions);
     }

@@ -7,6 +7,7 @@ use super::work::{Cursor, Work};
 use crate::abi::parameters::AttendParameters;
 use crate::abi::tile::ATTEND_TILE_ROWS;
 use crate::merge::{TILES_TOGETHER, TileStates, Values, fold_rows, fold_tiles, states_together};
+use crate::variant::Variant;
 
 /// Row tiles that are not worth folding together, each by a warp. Four tiles of 27 pieces, which do not fit together, took
 /// an H200 41 us a warp each and 25 one after another.
@@ -25,7 +26,7 @@ const FEW_TILES: u32 = 4;
 /// the fold, and the second barrier hands that order to the block. All `threads` of the block call this together, and
 /// nobody uses its first `shared_bytes`.
 #[inline(always)]
-pub(super) unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32, const TOGETHER: bool>(
+pub(super) unsafe fn arrive<E: Element + Values, V: Variant, const HEAD_DIM: u32, const TOGETHER: bool>(
     p: &AttendParameters,
     queue: Cursor,
     threads: u32,
@@ -81,14 +82,14 @@ pub(super) unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32, const TOGE
                     while i < round_items {
                         if TOGETHER && is_cover {
                             // Often all of them: their last state was the shared item's.
-                            let folded = round.fold_some::<E, HEAD_DIM>(i..round_items, room);
+                            let folded = round.fold_some::<E, V, HEAD_DIM>(i..round_items, room);
                             if folded > 0 {
                                 i += folded;
                                 continue;
                             }
                         }
                         if complete.add(i).load() == 1 {
-                            fold_item::<E, HEAD_DIM>(p, &round.item(i), room);
+                            fold_item::<E, V, HEAD_DIM>(p, &round.item(i), room);
                         }
                         i += 1;
                     }
@@ -153,7 +154,7 @@ impl Complete<'_> {
 
     /// Folds the complete ones of the first of some items, as many as fit; returns how many these are.
     #[inline(always)]
-    unsafe fn fold_some<E: Element + Values, const HEAD_DIM: u32>(
+    unsafe fn fold_some<E: Element + Values, V: Variant, const HEAD_DIM: u32>(
         &self,
         items: Range<u32>,
         room: (Shared<u8>, u32, u32),
@@ -180,7 +181,7 @@ impl Complete<'_> {
                 room,
                 items.start..end,
                 |i| self.states::<HEAD_DIM>(i),
-                |i, row, column, values, lse| write_row::<E>(self.p, &self.item(i), row, column, values, lse),
+                |i, row, column, values, lse| write_row::<E, V>(self.p, &self.item(i), row, column, values, lse),
             );
             end - items.start
         }
@@ -189,7 +190,7 @@ impl Complete<'_> {
 
 /// Writes four columns of a row of an item, and its LSE with the first.
 #[inline(always)]
-unsafe fn write_row<E: Element + Values>(
+unsafe fn write_row<E: Element + Values, V: Variant>(
     p: &AttendParameters,
     work: &Work,
     row: u32,
@@ -199,7 +200,9 @@ unsafe fn write_row<E: Element + Values>(
 ) {
     // SAFETY: the kernel's contract.
     unsafe {
-        E::store(work.row(&p.out, p.group, row).add(2 * column as u64), values);
+        if !V::PADS || column < 8 * p.value_pieces {
+            E::store(work.row(&p.out, p.group, row).add(2 * column as u64), values);
+        }
         if column == 0 && p.lse.address != 0 {
             work.row(&p.lse, p.group, row).cast::<f32>().store(lse_log2 * p.lse_scale);
         }
@@ -208,7 +211,7 @@ unsafe fn write_row<E: Element + Values>(
 
 /// Folds the partial states of an item's rows.
 #[inline(always)]
-unsafe fn fold_item<E: Element + Values, const HEAD_DIM: u32>(
+unsafe fn fold_item<E: Element + Values, V: Variant, const HEAD_DIM: u32>(
     p: &AttendParameters,
     work: &Work,
     room: (Shared<u8>, u32, u32),
@@ -222,7 +225,7 @@ unsafe fn fold_item<E: Element + Values, const HEAD_DIM: u32>(
         // SAFETY: the kernel's contract; the states are complete.
         unsafe {
             fold_rows::<HEAD_DIM>(room, (rows, work.pieces), (values, lse), |row, column, values, lse_log2| {
-                write_row::<E>(p, work, first + row, column, values, lse_log2);
+                write_row::<E, V>(p, work, first + row, column, values, lse_log2);
             });
         }
         first += ATTEND_TILE_ROWS;

@@ -9,6 +9,9 @@
 //! FlashAttention-2 (Dao, 2023) gives the online softmax, Flash-Decoding the split over keys, FlashInfer (Ye et al.,
 //! 2025) the packing of query heads into rows and the plan.
 //!
+//! A kernel also takes rows narrower than its head dim, if its variant [pads](Variant::PADS): what they lack is zeros in
+//! shared memory, and of outputs it is not written.
+//!
 //! Previous in the walk: [`crate::abi::plan`]. Next: [`crate::merge::fold_rows`].
 
 mod ahead;
@@ -59,7 +62,7 @@ pub unsafe fn attend<
                 // A shared item counts for many row tiles. Were it the last of their pieces, one block would fold them
                 // all; but once it is counted, the last are their own short items, which lie in many queues.
                 if split {
-                    arrive::arrive::<E, HEAD_DIM, true>(&p, Queue::read(&p).tall(), threads, room_bytes);
+                    arrive::arrive::<E, V, HEAD_DIM, true>(&p, Queue::read(&p).tall(), threads, room_bytes);
                     sync_threads();
                 }
                 // Read again: there were no registers to keep it.
@@ -67,7 +70,7 @@ pub unsafe fn attend<
             }
             let short = queue.short();
             if short::walk::<E, V, HEAD_DIM, HOPPER, QUERY_STEPS, OUTPUT_STEPS>(&p, variant, short) {
-                arrive::arrive::<E, HEAD_DIM, true>(&p, short, threads, room_bytes);
+                arrive::arrive::<E, V, HEAD_DIM, true>(&p, short, threads, room_bytes);
             }
             return;
         }
@@ -79,7 +82,7 @@ pub unsafe fn attend<
         }
         split |= short::walk::<E, V, HEAD_DIM, HOPPER, QUERY_STEPS, OUTPUT_STEPS>(&p, variant, queue.short());
         if split {
-            arrive::arrive::<E, HEAD_DIM, false>(&p, queue.all, threads, room_bytes);
+            arrive::arrive::<E, V, HEAD_DIM, false>(&p, queue.all, threads, room_bytes);
         }
     }
 }

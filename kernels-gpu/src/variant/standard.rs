@@ -1,4 +1,4 @@
-//! Plain softmax attention: the score times a scale.
+//! Plain softmax attention: the score times a scale. Its kernels take rows of their own head dim alone.
 
 use super::{RowAt, Variant};
 
@@ -21,6 +21,7 @@ impl Variant for Standard {
     type Parameters = StandardParameters;
     type Row = ();
     const IS_LIGHT: bool = true;
+    const PADS: bool = false;
 
     #[inline(always)]
     fn bind(parameters: StandardParameters) -> Self {

@@ -31,12 +31,15 @@ use crate::{merge::Values, variant::Variant};
 use room::Room;
 
 /// Registers of a thread while all warpgroups are alike. Producers then keep 40 and consumers take 232, or 56 and 224
-/// where the head dim is 256, whose producers have more panels: 128 times the first and 256 times the second are at most
+/// where rows are wider than 128, whose producers have more panels: 128 times the first and 256 times the second are at most
 /// 384 times this.
 const REGISTERS: u32 = 168;
 
-/// The kernel. `COLUMNS` is an eighth of a tile's keys, `DEPTH` half of that, `STEPS` is `HEAD_DIM / 16`, and `TILES` twice
-/// that: parameters only because array lengths must be.
+/// The kernel. `HEAD_DIM` is that of queries and keys. `COLUMNS` is an eighth of a tile's keys, `DEPTH` half of that,
+/// `STEPS` is `HEAD_DIM / 16`, `VALUE_STEPS` is `VALUE_DIM / 16`, and `TILES` twice that: parameters only because array
+/// lengths must be.
+///
+/// The hardware fills boxes with zeros past the columns of narrower rows, so only their queries and outputs take care.
 ///
 /// # Safety
 /// `p` describes live memory as [`crate::abi`] says, for this block's queue; `maps` are the tensor maps of its K and V,
@@ -47,9 +50,11 @@ pub unsafe fn prefill<
     E: Element + Values,
     V: Variant,
     const HEAD_DIM: u32,
+    const VALUE_DIM: u32,
     const COLUMNS: usize,
     const DEPTH: usize,
     const STEPS: usize,
+    const VALUE_STEPS: usize,
     const TILES: usize,
 >(
     p: AttendParameters,
@@ -57,7 +62,7 @@ pub unsafe fn prefill<
     maps: Global<TensorMap>,
 ) {
     let variant = V::bind(variant);
-    let room = const { Room::<HEAD_DIM>::checked(COLUMNS, DEPTH, STEPS, TILES) };
+    let room = const { Room::<HEAD_DIM, VALUE_DIM>::checked(COLUMNS, DEPTH, STEPS, VALUE_STEPS, TILES) };
     let is_first = thread::thread_idx_x() == 0;
     // SAFETY: the caller's contract covers every address formed below.
     unsafe {
@@ -67,27 +72,27 @@ pub unsafe fn prefill<
         }
         sync_threads();
         if thread::warp_idx() < 4 {
-            if HEAD_DIM == 256 {
+            if HEAD_DIM > 128 {
                 lower_register_limit::<56>();
             } else {
                 lower_register_limit::<40>();
             }
-            if thread::warp_idx() < 2 * Room::<HEAD_DIM>::PANEL_WARPS {
+            if thread::warp_idx() < 2 * Room::<HEAD_DIM, VALUE_DIM>::PANEL_WARPS {
                 produce::produce(&p, maps, room, thread::warp_idx());
             }
             raise_register_limit::<REGISTERS>();
         } else {
-            if HEAD_DIM == 256 {
+            if HEAD_DIM > 128 {
                 raise_register_limit::<224>();
             } else {
                 raise_register_limit::<232>();
             }
-            consume::consume::<E, V, HEAD_DIM, COLUMNS, DEPTH, STEPS, TILES>(&p, variant, room);
+            consume::consume::<E, V, HEAD_DIM, VALUE_DIM, COLUMNS, DEPTH, STEPS, VALUE_STEPS, TILES>(&p, variant, room);
             lower_register_limit::<REGISTERS>();
         }
         sync_threads();
         if room.split().load() != 0 {
-            arrive::<E, HEAD_DIM, true>(&p, Queue::read(&p).all, PREFILL_THREADS, room.free_bytes());
+            arrive::<E, V, VALUE_DIM, true>(&p, Queue::read(&p).all, PREFILL_THREADS, room.free_bytes());
         }
     }
 }
