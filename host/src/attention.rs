@@ -624,7 +624,7 @@ mod gpu {
         ) -> Result<(), Error> {
             if let (None, Some(cuda)) = (&self.prefill, device.as_cuda()) {
                 let function = cuda.function(format_args!("{}", config.prefill_symbol(prefill.tile)))?;
-                self.prefill = Some((function, config.is_plain_for_prefill(prefill.tile)));
+                self.prefill = Some((function, config.is_plain()));
             }
             Ok(())
         }

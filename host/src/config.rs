@@ -295,40 +295,36 @@ impl AttentionConfig {
     }
 
     /// Whether an attend kernel of plain attention does it. They take rows of their own head dim alone; narrower ones are
-    /// padded by the variants' kernels, so that the plain ones need not look.
+    /// padded by the variants' kernels, so that the plain ones need not look. Of prefill kernels there are plain ones that
+    /// pad.
     pub fn is_plain_for_attend(&self) -> bool {
         self.is_plain() && [self.head_dim, self.value_head_dim] == [self.attend_head_dim(); 2]
-    }
-
-    /// The same of a prefill kernel of `tile`.
-    #[cfg(any(feature = "cuda", feature = "emulator"))]
-    pub(crate) fn is_plain_for_prefill(&self, tile: PrefillTile) -> bool {
-        self.is_plain() && [self.head_dim, self.value_head_dim] == [tile.query_dim, tile.value_dim]
     }
 
     /// The attend kernel's symbol.
     #[cfg(any(feature = "cuda", feature = "emulator"))]
     pub(crate) fn attend_symbol(&self) -> String {
-        let variant = self.variant_symbol(self.is_plain_for_attend());
+        let variant = self.variant_symbol(if self.is_plain_for_attend() { "" } else { "modified_" });
         format!("attend_{variant}{}_d{}", self.dtype, self.attend_head_dim())
     }
 
     /// The symbol of the prefill kernel of `tile`.
     #[cfg(any(feature = "cuda", feature = "emulator"))]
     pub(crate) fn prefill_symbol(&self, tile: PrefillTile) -> String {
-        let variant = self.variant_symbol(self.is_plain_for_prefill(tile));
         let PrefillTile { query_dim, value_dim, .. } = tile;
+        let is_exact = [self.head_dim, self.value_head_dim] == [query_dim, value_dim];
+        let variant = self.variant_symbol(match self.is_plain() {
+            true if is_exact => "",
+            true => "padded_",
+            false => "modified_",
+        });
         let dims = if query_dim == value_dim { format!("d{query_dim}") } else { format!("d{query_dim}_v{value_dim}") };
         format!("prefill_{variant}{}_{dims}", self.dtype)
     }
 
     #[cfg(any(feature = "cuda", feature = "emulator"))]
-    fn variant_symbol(&self, is_plain: bool) -> String {
-        match self.custom_variant {
-            Some(name) => format!("{name}_"),
-            None if is_plain => String::new(),
-            None => "modified_".to_owned(),
-        }
+    fn variant_symbol(&self, own: &str) -> String {
+        self.custom_variant.map_or(own.to_owned(), |name| format!("{name}_"))
     }
 
     /// Refuses what no kernel does.

@@ -31,14 +31,14 @@ macro_rules! for_each_kernel {
                 attend_f16_d512 attend_modified_f16_d512: F16, 512, 32, 8;
             }
             prefill {
-                prefill_bf16_d64 prefill_modified_bf16_d64: Bf16, 64, 64, 16, 8, 4, 4, 8;
-                prefill_bf16_d128 prefill_modified_bf16_d128: Bf16, 128, 128, 16, 8, 8, 8, 16;
-                prefill_bf16_d192_v128 prefill_modified_bf16_d192_v128: Bf16, 192, 128, 16, 8, 12, 8, 16;
-                prefill_bf16_d256 prefill_modified_bf16_d256: Bf16, 256, 256, 8, 4, 16, 16, 32;
-                prefill_f16_d64 prefill_modified_f16_d64: F16, 64, 64, 16, 8, 4, 4, 8;
-                prefill_f16_d128 prefill_modified_f16_d128: F16, 128, 128, 16, 8, 8, 8, 16;
-                prefill_f16_d192_v128 prefill_modified_f16_d192_v128: F16, 192, 128, 16, 8, 12, 8, 16;
-                prefill_f16_d256 prefill_modified_f16_d256: F16, 256, 256, 8, 4, 16, 16, 32;
+                prefill_bf16_d64 prefill_padded_bf16_d64 prefill_modified_bf16_d64: Bf16, 64, 64, 16, 8, 4, 4, 8;
+                prefill_bf16_d128 prefill_padded_bf16_d128 prefill_modified_bf16_d128: Bf16, 128, 128, 16, 8, 8, 8, 16;
+                prefill_bf16_d192_v128 prefill_padded_bf16_d192_v128 prefill_modified_bf16_d192_v128: Bf16, 192, 128, 16, 8, 12, 8, 16;
+                prefill_bf16_d256 prefill_padded_bf16_d256 prefill_modified_bf16_d256: Bf16, 256, 256, 8, 4, 16, 16, 32;
+                prefill_f16_d64 prefill_padded_f16_d64 prefill_modified_f16_d64: F16, 64, 64, 16, 8, 4, 4, 8;
+                prefill_f16_d128 prefill_padded_f16_d128 prefill_modified_f16_d128: F16, 128, 128, 16, 8, 8, 8, 16;
+                prefill_f16_d192_v128 prefill_padded_f16_d192_v128 prefill_modified_f16_d192_v128: F16, 192, 128, 16, 8, 12, 8, 16;
+                prefill_f16_d256 prefill_padded_f16_d256 prefill_modified_f16_d256: F16, 256, 256, 8, 4, 16, 16, 32;
             }
             merge_states {
                 merge_states_f32: f32;
@@ -88,8 +88,9 @@ mod device {
         (
             attend { $($attend:ident $modified:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
             prefill {
-                $($prefill:ident $prefill_modified:ident: $prefilled:ty, $wide:literal, $value:literal, $columns:literal,
-                    $depth:literal, $steps:literal, $value_steps:literal, $tiles:literal;)*
+                $($prefill:ident $prefill_padded:ident $prefill_modified:ident: $prefilled:ty, $wide:literal,
+                    $value:literal, $columns:literal, $depth:literal, $steps:literal, $value_steps:literal,
+                    $tiles:literal;)*
             }
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
@@ -117,6 +118,22 @@ mod device {
                     // SAFETY: the launcher passes what the body's contract asks for.
                     unsafe {
                         prefill::<$prefilled, Standard, $wide, $value, $columns, $depth, $steps, $value_steps, $tiles>(
+                            p, variant, maps,
+                        )
+                    }
+                }
+
+                #[cfg(target_feature = "sm_90a")]
+                #[unsafe(no_mangle)]
+                unsafe extern "ptx-kernel" fn $prefill_padded(
+                    p: AttendParameters,
+                    variant: StandardParameters,
+                    _: CacheMaps,
+                ) {
+                    let maps = Global::new(crate::third_parameter!(stringify!($prefill_padded)));
+                    // SAFETY: the launcher passes what the body's contract asks for.
+                    unsafe {
+                        prefill::<$prefilled, Standard<true>, $wide, $value, $columns, $depth, $steps, $value_steps, $tiles>(
                             p, variant, maps,
                         )
                     }
@@ -261,8 +278,9 @@ mod host {
         (
             attend { $($attend:ident $modified:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
             prefill {
-                $($prefill:ident $prefill_modified:ident: $prefilled:ty, $wide:literal, $value:literal, $columns:literal,
-                    $depth:literal, $steps:literal, $value_steps:literal, $tiles:literal;)*
+                $($prefill:ident $prefill_padded:ident $prefill_modified:ident: $prefilled:ty, $wide:literal,
+                    $value:literal, $columns:literal, $depth:literal, $steps:literal, $value_steps:literal,
+                    $tiles:literal;)*
             }
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
@@ -274,6 +292,7 @@ mod host {
                 $(KernelEntry { symbol: stringify!($attend), launch: |f| attend_bounds($dim, f), hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($modified), launch: |f| attend_bounds($dim, f), hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($prefill), launch: |f| prefill_bounds([$wide, $value], f), hot: true, needed: true },)*
+                $(KernelEntry { symbol: stringify!($prefill_padded), launch: |f| prefill_bounds([$wide, $value], f), hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($prefill_modified), launch: |f| prefill_bounds([$wide, $value], f), hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($states), launch: merge_bounds, hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($append), launch: append_bounds, hot: true, needed: true },)*
@@ -309,7 +328,7 @@ mod emulated {
         Attend(AttendParameters, StandardParameters),
         /// For `attend_modified_*`.
         AttendModified(AttendParameters, ModifiedParameters),
-        /// For `prefill_*`, with the address of its [`CacheMaps`].
+        /// For `prefill_*` and `prefill_padded_*`, with the address of its [`CacheMaps`].
         Prefill(AttendParameters, StandardParameters, u64),
         /// For `prefill_modified_*`.
         PrefillModified(AttendParameters, ModifiedParameters, u64),
@@ -384,8 +403,9 @@ mod emulated {
         (
             attend { $($attend:ident $modified:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
             prefill {
-                $($prefill:ident $prefill_modified:ident: $prefilled:ty, $wide:literal, $value:literal, $columns:literal,
-                    $depth:literal, $steps:literal, $value_steps:literal, $tiles:literal;)*
+                $($prefill:ident $prefill_padded:ident $prefill_modified:ident: $prefilled:ty, $wide:literal,
+                    $value:literal, $columns:literal, $depth:literal, $steps:literal, $value_steps:literal,
+                    $tiles:literal;)*
             }
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
@@ -420,6 +440,12 @@ mod emulated {
                             (stringify!($prefill), Parameters::Prefill(p, v, maps), Family::Sm90a) => {
                                 prefill_alone::<
                                     $prefilled, Standard, $wide, $value, $columns, $depth, $steps, $value_steps, $tiles,
+                                >(p, v, maps)
+                            }
+                            (stringify!($prefill_padded), Parameters::Prefill(p, v, maps), Family::Sm90a) => {
+                                prefill_alone::<
+                                    $prefilled, Standard<true>, $wide, $value, $columns, $depth, $steps, $value_steps,
+                                    $tiles,
                                 >(p, v, maps)
                             }
                             (stringify!($prefill_modified), Parameters::PrefillModified(p, v, maps), Family::Sm90a) => {

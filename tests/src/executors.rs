@@ -258,9 +258,10 @@ impl Executor for PrefillEmulator {
             [dim, _] => format!("d{dim}"),
         };
         let is_exact = [query_dim, value_dim] == [tile.query_dim, tile.value_dim];
-        let (symbol, parameters) = if launch.is_plain && is_exact {
-            let plain = StandardParameters { scale_log2: variant.scale };
-            (format!("prefill_{dtype}_{dims}"), Parameters::Prefill(attend, plain, address))
+        let (symbol, parameters) = if launch.is_plain {
+            let (plain, padded) =
+                (StandardParameters { scale_log2: variant.scale }, ["padded_", ""][is_exact as usize]);
+            (format!("prefill_{padded}{dtype}_{dims}"), Parameters::Prefill(attend, plain, address))
         } else {
             (format!("prefill_modified_{dtype}_{dims}"), Parameters::PrefillModified(attend, variant, address))
         };

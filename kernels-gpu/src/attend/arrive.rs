@@ -198,11 +198,12 @@ unsafe fn write_row<E: Element + Values, V: Variant>(
     values: [f32; 4],
     lse_log2: f32,
 ) {
+    if V::PADS && column >= 8 * p.value_pieces {
+        return;
+    }
     // SAFETY: the kernel's contract.
     unsafe {
-        if !V::PADS || column < 8 * p.value_pieces {
-            E::store(work.row(&p.out, p.group, row).add(2 * column as u64), values);
-        }
+        E::store(work.row(&p.out, p.group, row).add(2 * column as u64), values);
         if column == 0 && p.lse.address != 0 {
             work.row(&p.lse, p.group, row).cast::<f32>().store(lse_log2 * p.lse_scale);
         }

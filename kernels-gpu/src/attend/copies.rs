@@ -2,7 +2,7 @@
 //!
 //! The copies of a tile need 16 bytes from each row's address, and an address costs a page lookup and a division. So
 //! one thread a row works the addresses out an iteration early and leaves them in shared memory.
-use simt::{asynchronous::copy_async_16, global::Global, shared::Shared, thread};
+use simt::{asynchronous::copy_async_16, global::Global, registers::anew, shared::Shared, thread};
 
 use super::shape::{MOST_ROUNDS, Room, Shape};
 use super::work::{Cursor, Work};
@@ -153,7 +153,8 @@ pub(super) unsafe fn copy_queries<V: Variant, const HEAD_DIM: u32, const HOPPER:
         let chunk = index % Shape::<HEAD_DIM, HOPPER>::CHUNKS;
         let valid = row < work.rows;
         let source = work.row(&p.q, p.group, if valid { row } else { 0 }).add(16 * chunk as u64);
-        let has = valid && (!V::PADS || chunk < p.key_pieces);
+        // Worked out here, and not kept: the widest kernels have no register for it.
+        let has = valid && (!V::PADS || anew(chunk) < p.key_pieces);
         // SAFETY: a live query row, by the kernel's contract.
         unsafe { copy_async_16(tile.chunk(row, chunk), source, if has { 16 } else { 0 }) };
         index += Shape::<HEAD_DIM, HOPPER>::TILE.threads();

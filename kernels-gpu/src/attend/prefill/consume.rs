@@ -460,10 +460,9 @@ unsafe fn start_queries<V: Variant, const HEAD_DIM: u32, const VALUE_DIM: u32>(
         let mut index = anew(thread::thread_idx_x()) % THREADS;
         while index < ROWS * chunks {
             let (row, chunk) = (ROWS * group + index / chunks, index % chunks);
-            let valid = row < work.rows;
+            let valid = row < work.rows && (!V::PADS || chunk < p.key_pieces);
             let source = work.row(&p.q, p.group, if valid { row } else { 0 }).add(16 * chunk as u64);
-            let has = valid && (!V::PADS || chunk < p.key_pieces);
-            copy_async_16(room.queries().chunk(row, chunk), source, if has { 16 } else { 0 });
+            copy_async_16(room.queries().chunk(row, chunk), source, if valid { 16 } else { 0 });
             index += THREADS;
         }
         commit_async_copies();

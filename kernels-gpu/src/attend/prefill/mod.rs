@@ -31,7 +31,7 @@ use crate::{merge::Values, variant::Variant};
 use room::Room;
 
 /// Registers of a thread while all warpgroups are alike. Producers then keep 40 and consumers take 232, or 56 and 224
-/// where rows are wider than 128, whose producers have more panels: 128 times the first and 256 times the second are at most
+/// where head dims are 256, whose producers have more panels: 128 times the first and 256 times the second are at most
 /// 384 times this.
 const REGISTERS: u32 = 168;
 
@@ -72,7 +72,7 @@ pub unsafe fn prefill<
         }
         sync_threads();
         if thread::warp_idx() < 4 {
-            if HEAD_DIM > 128 {
+            if HEAD_DIM == 256 {
                 lower_register_limit::<56>();
             } else {
                 lower_register_limit::<40>();
@@ -82,7 +82,7 @@ pub unsafe fn prefill<
             }
             raise_register_limit::<REGISTERS>();
         } else {
-            if HEAD_DIM > 128 {
+            if HEAD_DIM == 256 {
                 raise_register_limit::<224>();
             } else {
                 raise_register_limit::<232>();
