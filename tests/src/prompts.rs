@@ -5,7 +5,7 @@ use crate::cases::{Case, Pages, Unused, cases, padded_head_dims, split_cases};
 use crate::layout::LAYOUTS;
 use crate::prefixes::prefix_cases;
 use kernels_gpu::abi::plan::RAGGED_PAGE_TOKENS;
-use kernels_gpu::abi::tile::{ATTEND_HEAD_DIMS, PREFILL_HEAD_DIMS, PREFILL_ROWS, PrefillTile};
+use kernels_gpu::abi::tile::{PREFILL_HEAD_DIMS, PREFILL_ROWS, PrefillTile};
 use oxattn::MaskForm;
 use oxattn::config::AttentionConfig;
 
@@ -51,7 +51,7 @@ pub fn prefill_cases() -> Vec<Case> {
     // Variants of a head dim without a kernel have one instead.
     for case in &mut table {
         let AttentionConfig { head_dim, value_head_dim, kv_heads, .. } = case.config;
-        let is_common = head_dim == value_head_dim && ATTEND_HEAD_DIMS.contains(&head_dim);
+        let is_common = head_dim == value_head_dim && case.query_row_elements.is_none();
         if !case.config.is_plain() && is_common && !case.has_prefill_dims() {
             let head_dim = if kv_heads > 2 { 64 } else { 256 };
             (case.config.head_dim, case.config.value_head_dim) = (head_dim, head_dim);

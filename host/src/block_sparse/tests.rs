@@ -187,6 +187,15 @@ fn rows_that_do_not_fit_are_refused() {
     ] {
         assert_eq!(sparse.cache(fine, rows).unwrap_err().to_string(), message);
     }
+    let wider_values = BlockSparse::bsr(config().with_value_head_dim(128), &bsr(&[0, 1, 2], &[0, 2])).unwrap();
+    let values = Rows::contiguous(4096, DType::Bf16, 10, 2, 128);
+    wider_values.cache(fine, values).unwrap().views(wider_values.config()).unwrap();
+    for (k, v, message) in [
+        (fine, fine, "v.head_dim is 64; this call needs 128"),
+        (values, values, "k.head_dim is 128; this call needs 64"),
+    ] {
+        assert_eq!(wider_values.cache(k, v).unwrap_err().to_string(), message);
+    }
     let far = fine.with_strides(i64::MAX / 2, 64);
     assert!(sparse.cache(far, far).unwrap().views(sparse.config()).is_err());
     let fine = Rows::contiguous(4096, DType::Bf16, 4, 2, 64);
