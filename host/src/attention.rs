@@ -241,18 +241,24 @@ impl Attention {
     ///
     /// # Errors
     /// Refuses a kernel that there is not for the device, the attention or its split mode.
-    pub fn with_kernel(mut self, kernel: Kernel) -> Result<Attention, Error> {
-        if kernel == Kernel::Prefill {
-            let Some(prefill) = &self.prefill else {
-                let AttentionConfig { head_dim, value_head_dim, page_size_tokens, .. } = self.config;
-                return Err(ArgumentError::NoPrefillKernel { head_dim, value_head_dim, page_size_tokens }.into());
-            };
-            #[cfg(feature = "cuda")]
-            if let Some(gpu) = &mut self.gpu {
-                gpu.load_prefill(&self.device, &self.config, prefill)?;
-            }
+    pub fn with_kernel(self, kernel: Kernel) -> Result<Attention, Error> {
+        if kernel == Kernel::Prefill && self.prefill.is_none() {
+            let AttentionConfig { head_dim, value_head_dim, page_size_tokens, .. } = self.config;
+            return Err(ArgumentError::NoPrefillKernel { head_dim, value_head_dim, page_size_tokens }.into());
         }
-        Ok(Attention { kernel: Some(kernel), ..self })
+        let attention = Attention { kernel: Some(kernel), ..self };
+        #[cfg(feature = "cuda")]
+        let attention = attention.with_kernel_loaded()?;
+        Ok(attention)
+    }
+
+    /// Loads the prefill kernel where it was asked for, and is not there yet as it is no usual one.
+    #[cfg(feature = "cuda")]
+    fn with_kernel_loaded(mut self) -> Result<Attention, Error> {
+        if let (Some(Kernel::Prefill), Some(prefill), Some(gpu)) = (self.kernel, &self.prefill, &mut self.gpu) {
+            gpu.load_prefill(&self.device, &self.config, prefill)?;
+        }
+        Ok(self)
     }
 
     /// The kernel that suits a batch: the one it gets unless [`with_kernel`](Self::with_kernel) or a graph says

@@ -234,7 +234,7 @@ fn head_dims(cases: &mut Vec<Case>) {
 
 /// Head dims of queries and keys and of values that differ, or that no kernel has: decodes, a few tokens and a prompt, in
 /// pages and ragged, plain and with what a variant does. What follows a row is another head's or, in
-/// [`Layout::Padded`](crate::layout::Layout::Padded) and behind a token's last query, NaN.
+/// [`Layout::Padded`] and behind a token's last query, NaN.
 pub fn padded_head_dims() -> Vec<Case> {
     let mut cases = Vec::new();
     for (index, [head_dim, value_head_dim]) in [

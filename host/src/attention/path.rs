@@ -72,6 +72,7 @@ impl Path {
 pub(super) struct Prefill {
     /// For batches of few row tiles and of many.
     paths: [Path; 2],
+    #[cfg(feature = "cuda")]
     pub tile: PrefillTile,
     pub box_tokens: u32,
     /// Whether batches get it unasked: not with rows narrower than its own, which were not timed.
@@ -95,7 +96,13 @@ impl Prefill {
         }
         let path = |all_busy| Path::new(config, Target::for_prefill(multiprocessors, tile, all_busy), mode, limits);
         let is_usual = [config.head_dim, config.value_head_dim] == [tile.query_dim, tile.value_dim];
-        Ok(Some(Prefill { paths: [path(false)?, path(true)?], tile, box_tokens, is_usual }))
+        Ok(Some(Prefill {
+            paths: [path(false)?, path(true)?],
+            #[cfg(feature = "cuda")]
+            tile,
+            box_tokens,
+            is_usual,
+        }))
     }
 
     pub fn path(&self, many: bool) -> &Path {
