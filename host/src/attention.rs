@@ -16,7 +16,7 @@ use kernels_gpu::abi::plan::{PlanHeader, RAGGED_PAGE_TOKENS, WorkItem};
 use kernels_gpu::variant::ModifiedParameters;
 
 use crate::Error;
-use crate::config::{AttentionConfig, ConfigError};
+use crate::config::{AttentionConfig, ConfigError, HEAD_DIM_STEP};
 #[cfg(feature = "emulator")]
 use crate::custom::config_parameters;
 use crate::custom::{Custom, CustomParameters};
@@ -133,7 +133,7 @@ pub struct Run {
     pub q: Rows,
     /// Keys and values.
     pub kv: KvMemory,
-    /// Outputs, shaped like `q`.
+    /// Outputs, shaped like `q` but for the head dim, which is the values'.
     pub out: Rows,
     /// Where the rows' LSE go, if wanted.
     pub lse: Option<AnyLse>,
@@ -148,7 +148,7 @@ impl Run {
         Run { q, kv, out, lse: None, variant: VariantInputs::default() }
     }
 
-    /// The same over ragged keys and values, `[rows, kv_heads, head_dim]` each, whose strides may differ: parts of one
+    /// The same over ragged keys and values, `[rows, kv_heads, head_dim]`, whose strides and head dims may differ: parts of one
     /// fused QKV projection, say. The plan's [`kv_rows`](Planned::kv_rows) says how many rows there must be.
     pub fn ragged(q: Rows, k: Rows, v: Rows, out: Rows) -> Run {
         Run { q, kv: KvMemory::Ragged { k, v }, out, lse: None, variant: VariantInputs::default() }
@@ -229,7 +229,13 @@ impl Attention {
                 if config.ragged { RAGGED_PAGE_TOKENS } else { config.page_size_tokens },
             )?,
             #[cfg(feature = "cuda")]
-            gpu: gpu::Gpu::new(device, &config, (prefill.is_some(), attend.layout().max_folds > 0), image_bytes)?,
+            gpu: gpu::Gpu::new(
+                device,
+                &config,
+                prefill.as_ref().filter(|prefill| prefill.is_usual),
+                attend.layout().max_folds > 0,
+                image_bytes,
+            )?,
             measured: Attention::measured(device, &config, mode, prefill.is_some()),
             attend,
             prefill,
@@ -262,10 +268,24 @@ impl Attention {
     /// Refuses a kernel that there is not for the device, the attention or its split mode.
     pub fn with_kernel(self, kernel: Kernel) -> Result<Attention, Error> {
         if kernel == Kernel::Prefill && self.prefill.is_none() {
-            let (head_dim, page_size_tokens) = (self.config.head_dim, self.config.page_size_tokens);
-            return Err(ArgumentError::NoPrefillKernel { head_dim, page_size_tokens }.into());
+            let AttentionConfig { head_dim, value_head_dim, page_size_tokens, .. } = self.config;
+            return Err(ArgumentError::NoPrefillKernel { head_dim, value_head_dim, page_size_tokens }.into());
         }
-        Ok(Attention { kernel: Some((kernel, Choice::Given)), ..self })
+        let attention = Attention { kernel: Some((kernel, Choice::Given)), ..self };
+        #[cfg(feature = "cuda")]
+        let attention = attention.with_kernel_loaded()?;
+        Ok(attention)
+    }
+
+    /// Loads the prefill kernel where it was asked for, and is not there yet as it is no usual one.
+    #[cfg(feature = "cuda")]
+    fn with_kernel_loaded(mut self) -> Result<Attention, Error> {
+        if self.is_always(Kernel::Prefill)
+            && let (Some(prefill), Some(gpu)) = (&self.prefill, &mut self.gpu)
+        {
+            gpu.load_prefill(&self.device, &self.config, prefill)?;
+        }
+        Ok(self)
     }
 
     /// The kernel that suits a batch, by the device's [`Tuning`](crate::Tuning) or by its lengths: the one it gets unless [`with_kernel`](Self::with_kernel) or a graph says
@@ -286,7 +306,8 @@ impl Attention {
         queries: QueryLengths<'_>,
         lengths: &BatchLengths,
     ) -> (Kernel, Choice) {
-        let Some(prefill) = &mut self.prefill else { return (Kernel::Attend, Choice::Only) };
+        let usual = self.prefill.as_mut().filter(|prefill| prefill.is_usual);
+        let Some(prefill) = usual else { return (Kernel::Attend, Choice::Only) };
         let many = prefill.are_many(lengths.row_tiles);
         if prefill.path_mut(many).planner.would_share(table, queries) {
             return (Kernel::Prefill, Choice::SharedPrefixes);
@@ -323,7 +344,11 @@ impl Attention {
     /// The paths that batches may take.
     fn paths(&self) -> impl Iterator<Item = &Path> {
         let attend = (!self.is_always(Kernel::Prefill)).then_some(&self.attend);
-        let prefill = self.prefill.as_ref().filter(|_| !self.is_always(Kernel::Attend));
+        let may_prefill = |prefill: &&Prefill| match self.kernel {
+            None => prefill.is_usual,
+            Some((kernel, _)) => kernel == Kernel::Prefill,
+        };
+        let prefill = self.prefill.as_ref().filter(may_prefill);
         attend.into_iter().chain(prefill.into_iter().flat_map(|prefill| prefill.paths()))
     }
 
@@ -446,9 +471,8 @@ impl Attention {
                     // SAFETY: the addresses are live host memory, by this function's contract and the checks above.
                     return unsafe { self.device.2.launch(kernel, blocks, &parameters, &config, mappable, own) };
                 }
-                let (dtype, head_dim) = (self.config.dtype, self.config.head_dim);
                 // SAFETY: the addresses are live host memory, by this function's contract and the checks above.
-                unsafe { crate::cpu::attend(&parameters, &planned.header, head_dim, dtype, &variant) };
+                unsafe { crate::cpu::attend(&parameters, &planned.header, self.config.dtype, &variant) };
                 Ok(())
             }
             #[cfg(feature = "cuda")]
@@ -483,7 +507,7 @@ impl Attention {
                             gpu.run(cuda, path.blocks(), &parameters, &variant, own, stream)?;
                         }
                         let folds = if self.graphs { path.layout().max_folds } else { planned.header.folds };
-                        gpu.fold(cuda, folds, (&parameters, planned.workspace, self.config.head_dim), stream)
+                        gpu.fold(cuda, folds, (&parameters, planned.workspace, path.planner.state_columns()), stream)
                     },
                     _ => Ok(()),
                 }
@@ -562,7 +586,8 @@ impl Attention {
                 }
                 let rows = if self.graphs { limits.max_kv_tokens } else { planned.kv_rows };
                 let first_kv_rows = workspace.address + layout.first_kv_rows_offset_bytes;
-                (k.ragged_view("k", rows, config)?, v.ragged_view("v", rows, config)?, first_kv_rows)
+                let k = k.ragged_view("k", rows, config, config.head_dim)?;
+                (k, v.ragged_view("v", rows, config, config.value_head_dim)?, first_kv_rows)
             }
         };
         let (lse, lse_scale) = match lse {
@@ -581,7 +606,7 @@ impl Attention {
             partial_out: workspace.address + layout.partial_out_offset_bytes,
             partial_lse: workspace.address + layout.partial_lse_offset_bytes,
             q: q.view("q", tokens, config.query_heads, config.head_dim)?,
-            out: out.view("out", tokens, config.query_heads, config.head_dim)?,
+            out: out.view("out", tokens, config.query_heads, config.value_head_dim)?,
             lse,
             k,
             v,
@@ -593,6 +618,8 @@ impl Attention {
             causal: config.causal as u32,
             lse_scale,
             box_tokens,
+            key_pieces: config.head_dim / HEAD_DIM_STEP,
+            value_pieces: config.value_head_dim / HEAD_DIM_STEP,
         })
     }
 }
@@ -610,6 +637,7 @@ mod gpu {
     use kernels_gpu::abi::tile::FOLD_BLOCKS_PER_MULTIPROCESSOR;
     use kernels_gpu::variant::{ModifiedParameters, StandardParameters};
 
+    use super::Prefill;
     use crate::custom::{CustomParameters, config_parameters};
     use crate::driver::{Event, Function, PinnedMemory, Stream};
     use crate::launch::Cuda;
@@ -620,12 +648,12 @@ mod gpu {
 
     #[derive(Debug)]
     pub struct Gpu {
-        attend: Function,
-        prefill: Option<Function>,
+        /// The attend kernel, and whether it is plain attention's.
+        attend: (Function, bool),
+        /// The same of the prefill kernel.
+        prefill: Option<(Function, bool)>,
         /// For attentions whose plans may share prefixes.
         fold: Option<Function>,
-        /// Whether the kernel is plain attention's.
-        is_plain: bool,
         staging: Vec<Staging>,
         next: usize,
     }
@@ -638,17 +666,17 @@ mod gpu {
     }
 
     impl Gpu {
-        /// Loads the kernels, and makes room to stage plan images of up to `image_bytes`.
+        /// Loads the kernels, that of `prefill` too if there is one, and makes room to stage plan images of up to
+        /// `image_bytes`.
         pub fn new(
             device: &Device,
             config: &AttentionConfig,
-            (has_prefill, may_share): (bool, bool),
+            prefill: Option<&Prefill>,
+            may_share: bool,
             image_bytes: u64,
         ) -> Result<Option<Gpu>, Error> {
             let Some(cuda) = device.as_cuda() else { return Ok(None) };
             let attend = cuda.function(format_args!("{}", config.attend_symbol()))?;
-            let prefill = has_prefill.then(|| cuda.function(format_args!("{}", config.prefill_symbol())));
-            let prefill = prefill.transpose()?;
             let fold = may_share.then(|| cuda.function(format_args!("fold_{}", config.dtype))).transpose()?;
             cuda.context().bind()?;
             let staging = (0..STAGING_BUFFERS)
@@ -657,7 +685,26 @@ mod gpu {
                     Ok(Staging { memory, uploaded: Event::new()?, used: false })
                 })
                 .collect::<Result<_, Error>>()?;
-            Ok(Some(Gpu { attend, prefill, fold, is_plain: config.is_plain(), staging, next: 0 }))
+            let attend = (attend, config.is_plain_for_attend());
+            let mut gpu = Gpu { attend, prefill: None, fold, staging, next: 0 };
+            if let Some(prefill) = prefill {
+                gpu.load_prefill(device, config, prefill)?;
+            }
+            Ok(Some(gpu))
+        }
+
+        /// Loads the prefill kernel, unless it is there.
+        pub fn load_prefill(
+            &mut self,
+            device: &Device,
+            config: &AttentionConfig,
+            prefill: &Prefill,
+        ) -> Result<(), Error> {
+            if let (None, Some(cuda)) = (&self.prefill, device.as_cuda()) {
+                let function = cuda.function(format_args!("{}", config.prefill_symbol(prefill.tile)))?;
+                self.prefill = Some((function, config.is_plain()));
+            }
+            Ok(())
         }
 
         pub fn upload(&mut self, workspace: u64, image: &[u8], stream: Stream) -> Result<(), Error> {
@@ -687,13 +734,14 @@ mod gpu {
             custom: Option<&CustomParameters>,
             stream: Stream,
         ) -> Result<(), Error> {
-            let kernel = self.prefill.as_ref().expect("plans for a prefill kernel come where one was loaded");
+            let (kernel, is_plain) =
+                self.prefill.as_ref().expect("plans for a prefill kernel come where one was loaded");
             // SAFETY: the caller's contract is the kernel's own.
             unsafe {
                 if let Some(own) = custom {
                     let config = config_parameters(variant);
                     cuda.launch_custom(kernel, stream, blocks, (parameters, &config), Some(maps), own)
-                } else if self.is_plain {
+                } else if *is_plain {
                     let plain = StandardParameters { scale_log2: variant.scale };
                     cuda.launch_three(kernel, stream, blocks, (parameters, &plain, maps))
                 } else {
@@ -713,16 +761,17 @@ mod gpu {
             custom: Option<&CustomParameters>,
             stream: Stream,
         ) -> Result<(), Error> {
+            let (kernel, is_plain) = &self.attend;
             // SAFETY: the caller's contract is the kernel's own.
             unsafe {
                 if let Some(own) = custom {
                     let config = config_parameters(variant);
-                    cuda.launch_custom(&self.attend, stream, blocks, (parameters, &config), None, own)
-                } else if self.is_plain {
+                    cuda.launch_custom(kernel, stream, blocks, (parameters, &config), None, own)
+                } else if *is_plain {
                     let plain = StandardParameters { scale_log2: variant.scale };
-                    cuda.launch_pair(&self.attend, stream, blocks, parameters, &plain)
+                    cuda.launch_pair(kernel, stream, blocks, parameters, &plain)
                 } else {
-                    cuda.launch_pair(&self.attend, stream, blocks, parameters, variant)
+                    cuda.launch_pair(kernel, stream, blocks, parameters, variant)
                 }
             }
         }
@@ -735,13 +784,13 @@ mod gpu {
             &self,
             cuda: &Cuda,
             folds: u32,
-            (attend, plan, head_dim): (&AttendParameters, u64, u32),
+            (attend, plan, state_columns): (&AttendParameters, u64, u32),
             stream: Stream,
         ) -> Result<(), Error> {
             let Some(fold) = self.fold.as_ref().filter(|_| folds > 0) else { return Ok(()) };
             let most = FOLD_BLOCKS_PER_MULTIPROCESSOR * cuda.properties().multiprocessors;
             let blocks = folds.saturating_mul(attend.kv_heads).min(most);
-            let parameters = FoldParameters { attend: *attend, plan, head_dim, padding: 0 };
+            let parameters = FoldParameters { attend: *attend, plan, state_columns, padding: 0 };
             // SAFETY: the caller's contract is the kernel's own.
             unsafe { cuda.launch(fold, stream, blocks, &parameters) }
         }

@@ -265,14 +265,15 @@ impl BlockSparse {
     /// Refuses rows of another shape or dtype, and, for [`VariableBlocks`], rows that do not lie a fixed step apart in
     /// the order that the pattern was made for.
     pub fn cache(&self, k: Rows, v: Rows) -> Result<PagedCache, Error> {
-        Ok(PagedCache { k: self.pages("k", &k)?, v: self.pages("v", &v)? })
+        let AttentionConfig { head_dim, value_head_dim, .. } = self.config;
+        Ok(PagedCache { k: self.pages("k", &k, head_dim)?, v: self.pages("v", &v, value_head_dim)? })
     }
 
-    fn pages(&self, tensor: &'static str, rows: &Rows) -> Result<CacheRows, Error> {
+    fn pages(&self, tensor: &'static str, rows: &Rows, head_dim: u32) -> Result<CacheRows, Error> {
         is_dtype(tensor, rows.dtype, self.config.dtype)?;
         matches(tensor, "tokens", rows.tokens, self.kv_tokens as u64)?;
         matches(tensor, "heads", rows.heads as u64, self.kv_heads as u64)?;
-        matches(tensor, "head_dim", rows.head_dim as u64, self.config.head_dim as u64)?;
+        matches(tensor, "head_dim", rows.head_dim as u64, head_dim as u64)?;
         let page_size_tokens = self.config.page_size_tokens;
         let (pages, page_stride) = match self.rows_as_pages {
             // A stride past 64 bits is refused where it becomes bytes.

@@ -3,7 +3,9 @@
 //! In: the model's numbers. Out: an [`AttentionConfig`] every later stage can rely on; [`AttentionConfig::validate`]
 //! refuses what no kernel does, naming the field, the value and what is supported.
 
-use kernels_gpu::abi::tile::ATTEND_HEAD_DIMS;
+#[cfg(any(feature = "cuda", feature = "emulator"))]
+use kernels_gpu::abi::tile::PrefillTile;
+use kernels_gpu::abi::tile::attend_head_dim;
 
 /// Element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,8 +52,10 @@ pub struct AttentionConfig {
     pub query_heads: u32,
     /// KV heads.
     pub kv_heads: u32,
-    /// Elements of a query, key, value and output row.
+    /// Elements of a query and key row.
     pub head_dim: u32,
+    /// Elements of a value and output row.
+    pub value_head_dim: u32,
     /// Tokens of a page, 1 to 1024, any number; 1 where keys and values are ragged.
     pub page_size_tokens: u32,
     /// Whether keys and values lie in rows, one request's after another's, and not in pages.
@@ -138,13 +142,13 @@ pub enum ConfigError {
         /// KV heads.
         kv_heads: u32,
     },
-    /// No kernel is built for this head dim.
-    #[error("head_dim is {got}; supported are {supported:?}")]
+    /// Rows that no kernel takes.
+    #[error("{field} is {got}; supported are multiples of {HEAD_DIM_STEP} from {HEAD_DIM_STEP} to {MAX_HEAD_DIM}")]
     UnsupportedHeadDim {
+        /// Queries' and keys', or values'.
+        field: &'static str,
         /// The value found.
         got: u32,
-        /// The values supported.
-        supported: &'static [u32],
     },
     /// No kernel is built for this dtype.
     #[error("dtype is {got}; supported are bf16 and f16")]
@@ -186,6 +190,10 @@ pub enum ConfigError {
     },
 }
 
+/// Head dims are multiples of this, of queries and keys and of values: 16 bytes, which a kernel copies at once.
+pub const HEAD_DIM_STEP: u32 = 8;
+/// Widest head dim.
+pub const MAX_HEAD_DIM: u32 = 512;
 /// Smallest soft cap.
 pub const MIN_SOFT_CAP: f32 = 1e-6;
 /// Largest soft cap.
@@ -206,6 +214,7 @@ impl AttentionConfig {
             query_heads,
             kv_heads,
             head_dim,
+            value_head_dim: head_dim,
             page_size_tokens,
             ragged: false,
             dtype: DType::Bf16,
@@ -230,6 +239,15 @@ impl AttentionConfig {
     /// from a [`PageTable::ragged`](crate::PageTable::ragged).
     pub fn ragged(query_heads: u32, kv_heads: u32, head_dim: u32) -> AttentionConfig {
         AttentionConfig { ragged: true, ..AttentionConfig::new(query_heads, kv_heads, head_dim, 1) }
+    }
+
+    /// The same with values, and so outputs, of another head dim than queries and keys: 128 beside 192, say, as in
+    /// DeepSeek's models.
+    ///
+    /// Both head dims are multiples of 8 up to 512. Where there is no kernel of just these, the next wider one does it, at
+    /// the speed of its own head dim.
+    pub fn with_value_head_dim(self, value_head_dim: u32) -> AttentionConfig {
+        AttentionConfig { value_head_dim, ..self }
     }
 
     /// The same with another dtype.
@@ -266,26 +284,47 @@ impl AttentionConfig {
         self.query_heads / self.kv_heads
     }
 
+    /// Bytes of a key row and a value row.
+    pub(crate) fn key_and_value_bytes(&self) -> u64 {
+        (self.head_dim as u64 + self.value_head_dim as u64) * self.dtype.bytes() as u64
+    }
+
+    /// Head dim of the attend kernel that does it: the least that its rows fit. The config is valid.
+    pub fn attend_head_dim(&self) -> u32 {
+        attend_head_dim(self.head_dim, self.value_head_dim).unwrap_or(MAX_HEAD_DIM)
+    }
+
+    /// Whether an attend kernel of plain attention does it. They take rows of their own head dim alone; narrower ones are
+    /// padded by the variants' kernels, so that the plain ones need not look. Of prefill kernels there are plain ones that
+    /// pad.
+    pub fn is_plain_for_attend(&self) -> bool {
+        self.is_plain() && [self.head_dim, self.value_head_dim] == [self.attend_head_dim(); 2]
+    }
+
     /// The attend kernel's symbol.
     #[cfg(any(feature = "cuda", feature = "emulator"))]
     pub(crate) fn attend_symbol(&self) -> String {
-        self.symbol("attend")
+        let variant = self.variant_symbol(if self.is_plain_for_attend() { "" } else { "modified_" });
+        format!("attend_{variant}{}_d{}", self.dtype, self.attend_head_dim())
     }
 
-    /// The prefill kernel's, where there is one.
+    /// The symbol of the prefill kernel of `tile`.
     #[cfg(any(feature = "cuda", feature = "emulator"))]
-    pub(crate) fn prefill_symbol(&self) -> String {
-        self.symbol("prefill")
+    pub(crate) fn prefill_symbol(&self, tile: PrefillTile) -> String {
+        let PrefillTile { query_dim, value_dim, .. } = tile;
+        let is_exact = [self.head_dim, self.value_head_dim] == [query_dim, value_dim];
+        let variant = self.variant_symbol(match self.is_plain() {
+            true if is_exact => "",
+            true => "padded_",
+            false => "modified_",
+        });
+        let dims = if query_dim == value_dim { format!("d{query_dim}") } else { format!("d{query_dim}_v{value_dim}") };
+        format!("prefill_{variant}{}_{dims}", self.dtype)
     }
 
     #[cfg(any(feature = "cuda", feature = "emulator"))]
-    fn symbol(&self, kernel: &str) -> String {
-        let variant = match self.custom_variant {
-            Some(name) => format!("{name}_"),
-            None if self.is_plain() => String::new(),
-            None => "modified_".to_owned(),
-        };
-        format!("{kernel}_{variant}{}_d{}", self.dtype, self.head_dim)
+    fn variant_symbol(&self, own: &str) -> String {
+        self.custom_variant.map_or(own.to_owned(), |name| format!("{name}_"))
     }
 
     /// Refuses what no kernel does.
@@ -318,8 +357,10 @@ impl AttentionConfig {
                 return Err(ConfigError::TooLarge { field, got: got as u64, supported: supported as u64 });
             }
         }
-        if !ATTEND_HEAD_DIMS.contains(&self.head_dim) {
-            return Err(ConfigError::UnsupportedHeadDim { got: self.head_dim, supported: &ATTEND_HEAD_DIMS });
+        for (field, got) in [("head_dim", self.head_dim), ("value_head_dim", self.value_head_dim)] {
+            if got == 0 || got > MAX_HEAD_DIM || !got.is_multiple_of(HEAD_DIM_STEP) {
+                return Err(ConfigError::UnsupportedHeadDim { field, got });
+            }
         }
         if self.dtype == DType::F32 {
             return Err(ConfigError::UnsupportedDType { got: self.dtype });
@@ -395,10 +436,12 @@ mod tests {
             (AttentionConfig::new(3, 2, 128, 16), "query_heads is 3, which is not a multiple of kv_heads = 2"),
             (AttentionConfig::new(4, 0, 128, 16), "kv_heads is 0; it must be at least 1"),
             (AttentionConfig::new(129, 1, 128, 16), "query_heads / kv_heads is 129; supported is at most 128"),
-            (
-                AttentionConfig::new(8, 8, 100, 16),
-                "head_dim is 100; supported are [64, 80, 96, 112, 128, 160, 192, 224, 256, 512]",
-            ),
+            (AttentionConfig::new(8, 8, 12, 16), "head_dim is 12; supported are multiples of 8 from 8 to 512"),
+            (AttentionConfig::new(8, 8, 0, 16), "head_dim is 0; supported are multiples of 8 from 8 to 512"),
+            (AttentionConfig::new(8, 8, 520, 16), "head_dim is 520; supported are multiples of 8 from 8 to 512"),
+            (plain.with_value_head_dim(12), "value_head_dim is 12; supported are multiples of 8 from 8 to 512"),
+            (plain.with_value_head_dim(0), "value_head_dim is 0; supported are multiples of 8 from 8 to 512"),
+            (plain.with_value_head_dim(520), "value_head_dim is 520; supported are multiples of 8 from 8 to 512"),
             (AttentionConfig::new(8, 8, 128, 1025), "page_size_tokens is 1025; supported is at most 1024"),
             (AttentionConfig::new(8, 8, 128, 0), "page_size_tokens is 0; it must be at least 1"),
             (

@@ -146,15 +146,17 @@ impl Device {
     /// What the planner needs to know: how many blocks run at once, and how many keys a tile holds. The configuration
     /// has accepted the head dim.
     pub(crate) fn target(&self, config: &AttentionConfig) -> Target {
-        let tile = |family| AttendTile::new(config.head_dim, family).expect("validated head dims have a tile");
-        let is_plain = config.is_plain();
+        let tile = |family| AttendTile::new(config.attend_head_dim(), family).expect("validated head dims have a tile");
+        let is_plain = config.is_plain_for_attend();
         match &*self.0 {
             // Four blocks a thread even out threads of different speed. Tiles as on Hopper, so that a plan made without
             // a GPU shows the cuts one would get.
             #[cfg(feature = "cpu")]
             Executor::Cpu => {
                 let (tile, blocks) = (tile(Family::Sm90a), 4 * rayon::current_num_threads() as u32);
-                Target::new(blocks, tile.tile_tokens()).with_tall_rows(tile.tall_rows(is_plain))
+                Target::new(blocks, tile.tile_tokens())
+                    .with_tall_rows(tile.tall_rows(is_plain))
+                    .with_state_columns(tile.head_dim)
             }
             #[cfg(feature = "cuda")]
             Executor::Cuda(cuda) => {

@@ -11,7 +11,7 @@ use kernels_gpu::abi::parameters::{AppendParameters, MergeStatesParameters, Posi
 use kernels_gpu::abi::tile::{APPEND_PIECES, APPEND_THREADS, MERGE_THREADS};
 
 use crate::Error;
-use crate::config::{AttentionConfig, ConfigError, DType};
+use crate::config::{AttentionConfig, ConfigError, DType, HEAD_DIM_STEP};
 use crate::device::{Device, Executor, Stream};
 use crate::tensor::{ABSENT, ArgumentError, LogBase, Lse, PageIndices, PagedCache, Rows, address, is_dtype, matches};
 
@@ -92,7 +92,8 @@ pub(crate) fn append_parameters(config: &AttentionConfig, arguments: &Append) ->
     is_dtype("cache.v", cache.v.dtype, config.dtype)?;
     let tokens = k.tokens;
     let (k_cache, v_cache) = cache.views(config)?;
-    let chunks = config.head_dim / 8;
+    let [key_chunks, value_chunks] = [config.head_dim, config.value_head_dim].map(|dim| dim / HEAD_DIM_STEP);
+    let chunks = key_chunks.max(value_chunks);
     let pieces = tokens.saturating_mul(config.kv_heads as u64).saturating_mul(chunks as u64);
     // A thread's index and the grid's stride past the last piece stay below 2^32.
     const MOST_PIECES: u64 = (1 << 31) - 1;
@@ -114,7 +115,7 @@ pub(crate) fn append_parameters(config: &AttentionConfig, arguments: &Append) ->
     let divisor = |field, value| Divisor::new(value).ok_or(ConfigError::Zero { field });
     Ok(AppendParameters {
         new_k: k.view("k", tokens, config.kv_heads, config.head_dim)?,
-        new_v: v.view("v", tokens, config.kv_heads, config.head_dim)?,
+        new_v: v.view("v", tokens, config.kv_heads, config.value_head_dim)?,
         k: k_cache,
         v: v_cache,
         slots,
@@ -127,6 +128,8 @@ pub(crate) fn append_parameters(config: &AttentionConfig, arguments: &Append) ->
         chunks: divisor("head_dim", chunks)?,
         token_chunks: divisor("kv_heads * head_dim", config.kv_heads * chunks)?,
         page_size: divisor("page_size_tokens", config.page_size_tokens)?,
+        key_chunks,
+        value_chunks,
         padding: 0,
     })
 }

@@ -11,7 +11,7 @@ use std::f64::consts::LN_2;
 /// One (query token, query head) row of an attention, or part of one: its output and LSE.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
-    /// The values' weighted mean, `[head_dim]`.
+    /// The values' weighted mean, `[value_head_dim]`.
     pub out: Vec<f64>,
     /// Natural logarithm of the sum of `exp(score)`.
     pub lse: f64,
@@ -56,6 +56,8 @@ pub struct Request<'a> {
     pub kv_len: usize,
     /// Query heads that share a KV head.
     pub group: usize,
+    /// Elements of a value, and of an output.
+    pub value_head_dim: usize,
     /// Multiplies the raw scores.
     pub softmax_scale: f64,
     /// Whether token `t` sees key `k` only where `k <= t + kv_len - query_len`.
@@ -66,7 +68,7 @@ pub struct Request<'a> {
     pub q: &'a dyn Fn(usize, usize) -> Vec<f64>,
     /// The key of (position, KV head), `[head_dim]`.
     pub k: &'a dyn Fn(usize, usize) -> Vec<f64>,
-    /// The value of (position, KV head), `[head_dim]`.
+    /// The value of (position, KV head), `[value_head_dim]`.
     pub v: &'a dyn Fn(usize, usize) -> Vec<f64>,
 }
 
@@ -111,7 +113,7 @@ impl Request<'_> {
         let positions: Vec<usize> = (0..self.kv_len).filter(|&position| self.visible(token, position)).collect();
         let logits: Vec<f64> = positions.iter().map(|&position| self.logit(token, head, position, &q)).collect();
         let values = |weights: &[f64]| {
-            let mut out = vec![0.0; q.len()];
+            let mut out = vec![0.0; self.value_head_dim];
             for (weight, &position) in weights.iter().zip(&positions) {
                 for (out, v) in out.iter_mut().zip((self.v)(position, head / self.group)) {
                     *out += weight * v;
@@ -126,7 +128,7 @@ impl Request<'_> {
         let sink = self.rules.sink.map_or(f64::NEG_INFINITY, |sink| sink(head));
         let largest = logits.iter().copied().fold(sink, f64::max);
         if largest == f64::NEG_INFINITY {
-            return State { out: vec![0.0; q.len()], lse: f64::NEG_INFINITY };
+            return State { out: vec![0.0; self.value_head_dim], lse: f64::NEG_INFINITY };
         }
         let sum = logits.iter().map(|logit| (logit - largest).exp()).sum::<f64>() + (sink - largest).exp();
         let weights: Vec<f64> = logits.iter().map(|logit| (logit - largest).exp() / sum).collect();
@@ -183,6 +185,7 @@ mod tests {
             query_len: 1,
             kv_len: 3,
             group: 1,
+            value_head_dim: 1,
             softmax_scale: 1.0,
             causal: true,
             rules: Rules::default(),
@@ -229,6 +232,7 @@ mod tests {
             query_len,
             kv_len,
             group: 1,
+            value_head_dim: 1,
             softmax_scale: 1.0,
             causal: true,
             rules: Rules::default(),

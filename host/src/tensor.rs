@@ -102,13 +102,15 @@ pub enum ArgumentError {
     },
     /// The prefill kernel was asked for where there is none.
     #[error(
-        "no prefill kernel for head_dim {head_dim} and page_size_tokens {page_size_tokens} here; it needs a Hopper GPU, \
-         head_dim 64, 128 or 256, pages of a multiple of 8 tokens, SplitMode::Balanced or Unsplit, and of a custom \
-         variant a kernel in its bundle"
+        "no prefill kernel for head_dim {head_dim}, value_head_dim {value_head_dim} and page_size_tokens \
+         {page_size_tokens} here; it needs a Hopper GPU, head dims up to 256, pages of a multiple of 8 tokens, \
+         SplitMode::Balanced or Unsplit, and of a custom variant a kernel in its bundle"
     )]
     NoPrefillKernel {
         /// The attention's.
         head_dim: u32,
+        /// The attention's.
+        value_head_dim: u32,
         /// The attention's.
         page_size_tokens: u32,
     },
@@ -223,19 +225,20 @@ impl Rows {
         })
     }
 
-    /// Checks ragged keys or values, of which there must be `rows` or more, and turns them into pages that
-    /// begin at any row.
+    /// Checks ragged keys or values of `head_dim` elements, of which there must be `rows` or more, and turns them into
+    /// pages that begin at any row.
     pub(crate) fn ragged_view(
         &self,
         tensor: &'static str,
         rows: u64,
         config: &AttentionConfig,
+        head_dim: u32,
     ) -> Result<CacheView, ArgumentError> {
         is_dtype(tensor, self.dtype, config.dtype)?;
         if self.tokens < rows {
             matches(tensor, "tokens", self.tokens, rows)?;
         }
-        let view = self.view(tensor, self.tokens, config.kv_heads, config.head_dim)?;
+        let view = self.view(tensor, self.tokens, config.kv_heads, head_dim)?;
         i64::try_from(self.tokens)
             .ok()
             .and_then(|tokens| tokens.checked_mul(view.token_stride_bytes))
@@ -282,9 +285,18 @@ pub struct CacheRows {
 }
 
 impl CacheRows {
-    /// A contiguous pool of `pages` pages for `config`, in either layout.
+    /// A contiguous pool of `pages` pages of `config`'s keys, in either layout.
     pub fn contiguous(address: u64, pages: u64, layout: Layout, config: &AttentionConfig) -> CacheRows {
-        let (dim, heads, page) = (config.head_dim as i64, config.kv_heads as i64, config.page_size_tokens as i64);
+        CacheRows::of_rows(address, pages, layout, config, config.head_dim)
+    }
+
+    /// The same of its values.
+    pub fn contiguous_values(address: u64, pages: u64, layout: Layout, config: &AttentionConfig) -> CacheRows {
+        CacheRows::of_rows(address, pages, layout, config, config.value_head_dim)
+    }
+
+    fn of_rows(address: u64, pages: u64, layout: Layout, config: &AttentionConfig, head_dim: u32) -> CacheRows {
+        let (dim, heads, page) = (head_dim as i64, config.kv_heads as i64, config.page_size_tokens as i64);
         let (token_stride, head_stride) = match layout {
             Layout::Nhd => (heads * dim, dim),
             Layout::Hnd => (dim, page * dim),
@@ -295,7 +307,7 @@ impl CacheRows {
             pages,
             page_size_tokens: config.page_size_tokens,
             kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
+            head_dim,
             page_stride: page * heads * dim,
             token_stride,
             head_stride,
@@ -316,10 +328,16 @@ impl CacheRows {
             * self.dtype.bytes() as u64
     }
 
-    pub(crate) fn view(&self, tensor: &'static str, config: &AttentionConfig) -> Result<CacheView, ArgumentError> {
+    /// Checks the shape, with rows of `head_dim` elements, and alignment, and turns strides into bytes.
+    pub(crate) fn view(
+        &self,
+        tensor: &'static str,
+        config: &AttentionConfig,
+        head_dim: u32,
+    ) -> Result<CacheView, ArgumentError> {
         matches(tensor, "page_size_tokens", self.page_size_tokens as u64, config.page_size_tokens as u64)?;
         matches(tensor, "kv_heads", self.kv_heads as u64, config.kv_heads as u64)?;
-        matches(tensor, "head_dim", self.head_dim as u64, config.head_dim as u64)?;
+        matches(tensor, "head_dim", self.head_dim as u64, head_dim as u64)?;
         let bytes = self.dtype.bytes() as i64;
         let step = |field, value, count| stride(tensor, field, value, bytes, count, ACCESS_BYTES);
         let view = CacheView {
@@ -345,19 +363,24 @@ pub struct PagedCache {
 }
 
 impl PagedCache {
-    /// One tensor `[pages, 2, ...]` whose index 0 is K and 1 is V, as FlashInfer and vLLM lay it out.
+    /// One tensor `[pages, 2, ...]` whose index 0 is K and 1 is V, as FlashInfer and vLLM lay it out. Where values have
+    /// another head dim than keys, a page's keys are followed by its values all the same.
     pub fn interleaved(address: u64, pages: u64, layout: Layout, config: &AttentionConfig) -> PagedCache {
-        let half = CacheRows::contiguous(address, pages, layout, config);
-        let half = CacheRows { page_stride: 2 * half.page_stride, ..half };
-        let offset_bytes = half.page_stride as u64 / 2 * half.dtype.bytes() as u64;
-        PagedCache { k: half, v: CacheRows { address: address.wrapping_add(offset_bytes), ..half } }
+        let k = CacheRows::contiguous(address, pages, layout, config);
+        let v = CacheRows::contiguous_values(address, pages, layout, config);
+        let (page_stride, offset_bytes) =
+            (k.page_stride + v.page_stride, k.page_stride as u64 * k.dtype.bytes() as u64);
+        PagedCache {
+            k: CacheRows { page_stride, ..k },
+            v: CacheRows { address: address.wrapping_add(offset_bytes), page_stride, ..v },
+        }
     }
 
     /// Two contiguous tensors.
     pub fn separate(k: u64, v: u64, pages: u64, layout: Layout, config: &AttentionConfig) -> PagedCache {
         PagedCache {
             k: CacheRows::contiguous(k, pages, layout, config),
-            v: CacheRows::contiguous(v, pages, layout, config),
+            v: CacheRows::contiguous_values(v, pages, layout, config),
         }
     }
 
@@ -366,7 +389,8 @@ impl PagedCache {
             return Err(ArgumentError::UnusedInput { input: "a paged cache", made: "with AttentionConfig::new" });
         }
         matches("cache.v", "pages", self.v.pages, self.k.pages)?;
-        Ok((self.k.view("cache.k", config)?, self.v.view("cache.v", config)?))
+        let k = self.k.view("cache.k", config, config.head_dim)?;
+        Ok((k, self.v.view("cache.v", config, config.value_head_dim)?))
     }
 }
 
@@ -389,15 +413,19 @@ impl KvMemory {
         config: &AttentionConfig,
         [k, v]: [&CacheView; 2],
     ) -> Result<[Mappable; 2], ArgumentError> {
-        let (dim, heads) = (config.head_dim as u64, config.kv_heads as u64);
+        let [key_dim, value_dim] = [config.head_dim as u64, config.value_head_dim as u64];
+        let heads = config.kv_heads as u64;
         Ok(match self {
             KvMemory::Paged { cache, .. } => {
-                let dims = [dim, config.page_size_tokens as u64, heads, cache.k.pages];
-                [mappable("cache.k", k, dims, config.dtype)?, mappable("cache.v", v, dims, config.dtype)?]
+                let dims = |dim| [dim, config.page_size_tokens as u64, heads, cache.k.pages];
+                [
+                    mappable("cache.k", k, dims(key_dim), config.dtype)?,
+                    mappable("cache.v", v, dims(value_dim), config.dtype)?,
+                ]
             }
             KvMemory::Ragged { k: keys, v: values } => [
-                mappable("k", k, [dim, keys.tokens, heads, 1], config.dtype)?,
-                mappable("v", v, [dim, values.tokens, heads, 1], config.dtype)?,
+                mappable("k", k, [key_dim, keys.tokens, heads, 1], config.dtype)?,
+                mappable("v", v, [value_dim, values.tokens, heads, 1], config.dtype)?,
             ],
         })
     }
@@ -461,7 +489,7 @@ pub enum KvMemory {
         /// Page ids on the device.
         page_indices: PageIndices,
     },
-    /// In rows, `[rows, kv_heads, head_dim]` each, with strides of their own, of an attention made with
+    /// In rows, `[rows, kv_heads, head_dim]`, values of their own head dim, with strides of their own, of an attention made with
     /// [`AttentionConfig::ragged`]. Strides are multiples of 16 bytes. `k` and `v` have as many rows as the plan's
     /// [`kv_rows`](crate::Planned::kv_rows) or more, in graphs as the limits' `max_kv_tokens`, and fewer are refused.
     Ragged {
@@ -654,16 +682,31 @@ mod tests {
         assert_eq!(nhd.v.address - nhd.k.address, 16 * 8 * 128 * 2);
         let hnd = PagedCache::separate(1 << 20, 1 << 21, 10, Layout::Hnd, &config);
         assert_eq!((hnd.v.page_stride, hnd.v.token_stride, hnd.v.head_stride), (16 * 8 * 128, 128, 16 * 128));
+
+        // Keys of 192 and values of 128: a page of keys is 16 * 8 * 192 elements, of both 16 * 8 * 320.
+        let config = AttentionConfig::new(32, 8, 192, 16).with_value_head_dim(128);
+        let nhd = PagedCache::interleaved(1 << 20, 10, Layout::Nhd, &config);
+        assert_eq!((nhd.k.page_stride, nhd.k.token_stride, nhd.k.head_stride), (40_960, 1536, 192));
+        assert_eq!((nhd.v.page_stride, nhd.v.token_stride, nhd.v.head_stride), (40_960, 1024, 128));
+        assert_eq!(nhd.v.address - nhd.k.address, 2 * 24_576);
+        let hnd = PagedCache::separate(1 << 20, 1 << 21, 10, Layout::Hnd, &config);
+        assert_eq!((hnd.k.page_stride, hnd.k.token_stride, hnd.k.head_stride), (24_576, 192, 3072));
+        assert_eq!((hnd.v.page_stride, hnd.v.token_stride, hnd.v.head_stride), (16_384, 128, 2048));
+        assert_eq!([hnd.k, hnd.v].map(|half| half.contiguous_bytes()), [491_520, 327_680]);
+        let swapped = PagedCache { k: hnd.v, v: hnd.k };
+        assert_eq!(swapped.views(&config).unwrap_err().to_string(), "cache.k.head_dim is 128; this call needs 192");
+        let wide = PagedCache { v: hnd.k, ..hnd };
+        assert_eq!(wide.views(&config).unwrap_err().to_string(), "cache.v.head_dim is 192; this call needs 128");
     }
 
     #[test]
     fn ragged_pages_and_tokens_are_a_row_apart() {
         let config = AttentionConfig::ragged(1, 1, 512);
         let rows = Rows::contiguous(1 << 40, DType::Bf16, 1 << 30, 1, 512).with_strides(4096, 512);
-        let view = rows.ragged_view("k", 7, &config).unwrap();
+        let view = rows.ragged_view("k", 7, &config, 512).unwrap();
         let strides = [view.page_stride_bytes, view.token_stride_bytes, view.head_stride_bytes];
         assert_eq!((view.address, strides), (1 << 40, [8192, 8192, 0]));
-        let refused = |rows: Rows| rows.ragged_view("k", 7, &config).unwrap_err().to_string();
+        let refused = |rows: Rows| rows.ragged_view("k", 7, &config, 512).unwrap_err().to_string();
         assert_eq!(refused(Rows { tokens: 6, ..rows }), "k.tokens is 6; this call needs 7");
         assert_eq!(refused(Rows { heads: 2, ..rows }), "k.heads is 2; this call needs 1");
         assert_eq!(refused(Rows { head_dim: 256, ..rows }), "k.head_dim is 256; this call needs 512");
@@ -684,7 +727,7 @@ mod tests {
             (cache.with_strides(2048, 128, 0), "head_stride", 0),
             (cache.with_strides(1 << 39, 128, 64), "page_stride", 1 << 40),
         ] {
-            let view = cache.view("cache.k", &config).unwrap();
+            let view = cache.view("cache.k", &config, 64).unwrap();
             let refused = mappable("cache.k", &view, [64, 16, 2, 4], config.dtype).unwrap_err();
             assert_eq!(refused, ArgumentError::Unmappable { tensor: "cache.k", field, got });
         }
@@ -693,9 +736,10 @@ mod tests {
     #[test]
     fn page_offsets_past_32_bits_are_exact() {
         let config = AttentionConfig::new(1, 1, 512, 32);
-        let view = CacheRows::contiguous(1 << 40, 1 << 20, Layout::Nhd, &config).view("cache.k", &config).unwrap();
+        let rows = CacheRows::contiguous(1 << 40, 1 << 20, Layout::Nhd, &config);
+        let view = rows.view("cache.k", &config, 512).unwrap();
         assert_eq!(262_144 * view.page_stride_bytes, 262_144 * 16_384 * 2);
         let huge = CacheRows::contiguous(1 << 40, 1 << 62, Layout::Nhd, &config);
-        assert!(matches!(huge.view("cache.k", &config), Err(ArgumentError::Overflow { .. })));
+        assert!(matches!(huge.view("cache.k", &config, 512), Err(ArgumentError::Overflow { .. })));
     }
 }

@@ -26,7 +26,7 @@ pub struct WorkspaceLayout {
     pub items_offset_bytes: u64,
     /// Room for the plan image; a plan uses a prefix of it.
     pub image_bytes: u64,
-    /// Where the partial outputs start: f32, `[partial_rows, head_dim]`.
+    /// Where the partial outputs start: f32, `[partial_rows, head_dim]` of the kernel.
     pub partial_out_offset_bytes: u64,
     /// Where the partial LSE start: f32, `[partial_rows]`.
     pub partial_lse_offset_bytes: u64,

@@ -2,7 +2,8 @@
 //!
 //! In: new K and V rows, and for each token either a slot (page * page size + offset) or a (request, position).
 //! Out: the cache rows. Invariant: nothing but the named rows is touched; a negative slot, request or position
-//! skips its token. Source and cache may differ in dtype; values are rounded to nearest even.
+//! skips its token. Source and cache may differ in dtype; values are rounded to nearest even. Rows of keys and of values
+//! may differ in width.
 use simt::{global::Global, grid, tensor::Element, thread};
 
 use crate::abi::parameters::{AppendParameters, CacheView, PositionsParameters, RowsView};
@@ -49,10 +50,12 @@ pub unsafe fn append_from<S: Pieces, Cache: Element, const KEYS: bool>(
                     let row = row_of(view, token, head).add(S::PIECE_BYTES * chunk as u64);
                     S::to_cache::<Cache>(S::load_constant(row))
                 };
-                if KEYS {
+                if KEYS && chunk < p.key_chunks {
                     data[i].0 = load(&p.new_k);
                 }
-                data[i].1 = load(&p.new_v);
+                if chunk < p.value_chunks {
+                    data[i].1 = load(&p.new_v);
+                }
             }
         });
         unroll::<{ APPEND_PIECES as usize }>(|i| {
@@ -60,10 +63,12 @@ pub unsafe fn append_from<S: Pieces, Cache: Element, const KEYS: bool>(
                 && kept(token)
                 && let Some((page, slot)) = destination(p, token)
             {
-                if KEYS {
+                if KEYS && chunk < p.key_chunks {
                     cache_piece(&p.k, page, slot, head, chunk).store(data[i].0);
                 }
-                cache_piece(&p.v, page, slot, head, chunk).store(data[i].1);
+                if chunk < p.value_chunks {
+                    cache_piece(&p.v, page, slot, head, chunk).store(data[i].1);
+                }
             }
         });
     }

@@ -31,12 +31,14 @@ macro_rules! for_each_kernel {
                 attend_f16_d512 attend_modified_f16_d512: F16, 512, 32, 8;
             }
             prefill {
-                prefill_bf16_d64 prefill_modified_bf16_d64: Bf16, 64, 16, 8, 4, 8;
-                prefill_bf16_d128 prefill_modified_bf16_d128: Bf16, 128, 16, 8, 8, 16;
-                prefill_bf16_d256 prefill_modified_bf16_d256: Bf16, 256, 8, 4, 16, 32;
-                prefill_f16_d64 prefill_modified_f16_d64: F16, 64, 16, 8, 4, 8;
-                prefill_f16_d128 prefill_modified_f16_d128: F16, 128, 16, 8, 8, 16;
-                prefill_f16_d256 prefill_modified_f16_d256: F16, 256, 8, 4, 16, 32;
+                prefill_bf16_d64 prefill_padded_bf16_d64 prefill_modified_bf16_d64: Bf16, 64, 64, 16, 8, 4, 4, 8;
+                prefill_bf16_d128 prefill_padded_bf16_d128 prefill_modified_bf16_d128: Bf16, 128, 128, 16, 8, 8, 8, 16;
+                prefill_bf16_d192_v128 prefill_padded_bf16_d192_v128 prefill_modified_bf16_d192_v128: Bf16, 192, 128, 16, 8, 12, 8, 16;
+                prefill_bf16_d256 prefill_padded_bf16_d256 prefill_modified_bf16_d256: Bf16, 256, 256, 8, 4, 16, 16, 32;
+                prefill_f16_d64 prefill_padded_f16_d64 prefill_modified_f16_d64: F16, 64, 64, 16, 8, 4, 4, 8;
+                prefill_f16_d128 prefill_padded_f16_d128 prefill_modified_f16_d128: F16, 128, 128, 16, 8, 8, 8, 16;
+                prefill_f16_d192_v128 prefill_padded_f16_d192_v128 prefill_modified_f16_d192_v128: F16, 192, 128, 16, 8, 12, 8, 16;
+                prefill_f16_d256 prefill_padded_f16_d256 prefill_modified_f16_d256: F16, 256, 256, 8, 4, 16, 16, 32;
             }
             fold {
                 fold_bf16: Bf16;
@@ -90,8 +92,9 @@ mod device {
         (
             attend { $($attend:ident $modified:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
             prefill {
-                $($prefill:ident $prefill_modified:ident: $prefilled:ty, $wide:literal, $columns:literal, $depth:literal,
-                    $steps:literal, $tiles:literal;)*
+                $($prefill:ident $prefill_padded:ident $prefill_modified:ident: $prefilled:ty, $wide:literal,
+                    $value:literal, $columns:literal, $depth:literal, $steps:literal, $value_steps:literal,
+                    $tiles:literal;)*
             }
             fold { $($fold:ident: $folded:ty;)* }
             merge_states { $($states:ident: $values:ty;)* }
@@ -118,7 +121,27 @@ mod device {
                 unsafe extern "ptx-kernel" fn $prefill(p: AttendParameters, variant: StandardParameters, _: CacheMaps) {
                     let maps = Global::new(crate::third_parameter!(stringify!($prefill)));
                     // SAFETY: the launcher passes what the body's contract asks for.
-                    unsafe { prefill::<$prefilled, Standard, $wide, $columns, $depth, $steps, $tiles>(p, variant, maps) }
+                    unsafe {
+                        prefill::<$prefilled, Standard, $wide, $value, $columns, $depth, $steps, $value_steps, $tiles>(
+                            p, variant, maps,
+                        )
+                    }
+                }
+
+                #[cfg(target_feature = "sm_90a")]
+                #[unsafe(no_mangle)]
+                unsafe extern "ptx-kernel" fn $prefill_padded(
+                    p: AttendParameters,
+                    variant: StandardParameters,
+                    _: CacheMaps,
+                ) {
+                    let maps = Global::new(crate::third_parameter!(stringify!($prefill_padded)));
+                    // SAFETY: the launcher passes what the body's contract asks for.
+                    unsafe {
+                        prefill::<$prefilled, Standard<true>, $wide, $value, $columns, $depth, $steps, $value_steps, $tiles>(
+                            p, variant, maps,
+                        )
+                    }
                 }
 
                 #[cfg(target_feature = "sm_90a")]
@@ -130,7 +153,11 @@ mod device {
                 ) {
                     let maps = Global::new(crate::third_parameter!(stringify!($prefill_modified)));
                     // SAFETY: the launcher passes what the body's contract asks for.
-                    unsafe { prefill::<$prefilled, Modified, $wide, $columns, $depth, $steps, $tiles>(p, variant, maps) }
+                    unsafe {
+                        prefill::<$prefilled, Modified, $wide, $value, $columns, $depth, $steps, $value_steps, $tiles>(
+                            p, variant, maps,
+                        )
+                    }
                 }
             )*
             $(
@@ -227,10 +254,10 @@ mod host {
         })
     }
 
-    pub(crate) fn prefill_bounds(head_dim: u32, family: Family) -> Option<LaunchBounds> {
+    pub(crate) fn prefill_bounds([query_dim, value_dim]: [u32; 2], family: Family) -> Option<LaunchBounds> {
         match family {
             Family::Sm80 => None,
-            Family::Sm90a => PrefillTile::new(head_dim).map(|tile| LaunchBounds {
+            Family::Sm90a => PrefillTile::new(query_dim, value_dim).map(|tile| LaunchBounds {
                 threads: PREFILL_THREADS,
                 blocks_per_multiprocessor: 1,
                 shared_bytes: tile.shared_bytes(),
@@ -271,8 +298,9 @@ mod host {
         (
             attend { $($attend:ident $modified:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
             prefill {
-                $($prefill:ident $prefill_modified:ident: $prefilled:ty, $wide:literal, $columns:literal, $depth:literal,
-                    $steps:literal, $tiles:literal;)*
+                $($prefill:ident $prefill_padded:ident $prefill_modified:ident: $prefilled:ty, $wide:literal,
+                    $value:literal, $columns:literal, $depth:literal, $steps:literal, $value_steps:literal,
+                    $tiles:literal;)*
             }
             fold { $($fold:ident: $folded:ty;)* }
             merge_states { $($states:ident: $values:ty;)* }
@@ -284,8 +312,9 @@ mod host {
             pub const KERNELS: &[KernelEntry] = &[
                 $(KernelEntry { symbol: stringify!($attend), launch: |f| attend_bounds($dim, f), hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($modified), launch: |f| attend_bounds($dim, f), hot: true, needed: true },)*
-                $(KernelEntry { symbol: stringify!($prefill), launch: |f| prefill_bounds($wide, f), hot: true, needed: true },)*
-                $(KernelEntry { symbol: stringify!($prefill_modified), launch: |f| prefill_bounds($wide, f), hot: true, needed: true },)*
+                $(KernelEntry { symbol: stringify!($prefill), launch: |f| prefill_bounds([$wide, $value], f), hot: true, needed: true },)*
+                $(KernelEntry { symbol: stringify!($prefill_padded), launch: |f| prefill_bounds([$wide, $value], f), hot: true, needed: true },)*
+                $(KernelEntry { symbol: stringify!($prefill_modified), launch: |f| prefill_bounds([$wide, $value], f), hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($fold), launch: fold_bounds, hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($states), launch: merge_bounds, hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($append), launch: append_bounds, hot: true, needed: true },)*
@@ -321,7 +350,7 @@ mod emulated {
         Attend(AttendParameters, StandardParameters),
         /// For `attend_modified_*`.
         AttendModified(AttendParameters, ModifiedParameters),
-        /// For `prefill_*`, with the address of its [`CacheMaps`].
+        /// For `prefill_*` and `prefill_padded_*`, with the address of its [`CacheMaps`].
         Prefill(AttendParameters, StandardParameters, u64),
         /// For `prefill_modified_*`.
         PrefillModified(AttendParameters, ModifiedParameters, u64),
@@ -374,9 +403,11 @@ mod emulated {
         E: Element + merge::Values,
         V: Variant,
         const HEAD_DIM: u32,
+        const VALUE_DIM: u32,
         const COLUMNS: usize,
         const DEPTH: usize,
         const STEPS: usize,
+        const VALUE_STEPS: usize,
         const TILES: usize,
     >(
         p: AttendParameters,
@@ -385,15 +416,20 @@ mod emulated {
     ) {
         let maps = simt::global::Global::new(maps);
         // SAFETY: the caller's contract is this function's own.
-        unsafe { attend::prefill::prefill::<E, V, HEAD_DIM, COLUMNS, DEPTH, STEPS, TILES>(p, variant, maps) }
+        unsafe {
+            attend::prefill::prefill::<E, V, HEAD_DIM, VALUE_DIM, COLUMNS, DEPTH, STEPS, VALUE_STEPS, TILES>(
+                p, variant, maps,
+            )
+        }
     }
 
     macro_rules! bodies {
         (
             attend { $($attend:ident $modified:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
             prefill {
-                $($prefill:ident $prefill_modified:ident: $prefilled:ty, $wide:literal, $columns:literal, $depth:literal,
-                    $steps:literal, $tiles:literal;)*
+                $($prefill:ident $prefill_padded:ident $prefill_modified:ident: $prefilled:ty, $wide:literal,
+                    $value:literal, $columns:literal, $depth:literal, $steps:literal, $value_steps:literal,
+                    $tiles:literal;)*
             }
             fold { $($fold:ident: $folded:ty;)* }
             merge_states { $($states:ident: $values:ty;)* }
@@ -427,10 +463,20 @@ mod emulated {
                         )*
                         $(
                             (stringify!($prefill), Parameters::Prefill(p, v, maps), Family::Sm90a) => {
-                                prefill_alone::<$prefilled, Standard, $wide, $columns, $depth, $steps, $tiles>(p, v, maps)
+                                prefill_alone::<
+                                    $prefilled, Standard, $wide, $value, $columns, $depth, $steps, $value_steps, $tiles,
+                                >(p, v, maps)
+                            }
+                            (stringify!($prefill_padded), Parameters::Prefill(p, v, maps), Family::Sm90a) => {
+                                prefill_alone::<
+                                    $prefilled, Standard<true>, $wide, $value, $columns, $depth, $steps, $value_steps,
+                                    $tiles,
+                                >(p, v, maps)
                             }
                             (stringify!($prefill_modified), Parameters::PrefillModified(p, v, maps), Family::Sm90a) => {
-                                prefill_alone::<$prefilled, Modified, $wide, $columns, $depth, $steps, $tiles>(p, v, maps)
+                                prefill_alone::<
+                                    $prefilled, Modified, $wide, $value, $columns, $depth, $steps, $value_steps, $tiles,
+                                >(p, v, maps)
                             }
                         )*
                         $((stringify!($fold), Parameters::Fold(p), _) => attend::fold::fold::<$folded>(p),)*

@@ -8,6 +8,7 @@
 
 use crate::buffer::{Access, Buffer};
 use crate::executors::{AttentionLaunch, Executor};
+use crate::fixture::widest_state;
 use crate::number::{bits, lse_agrees, row_error, row_tolerance, value};
 use crate::plans::PlanImage;
 use crate::public_api::workspace;
@@ -456,7 +457,7 @@ impl SparseFixture {
         let (rows, dim) = (self.rows(), config.head_dim as usize);
         let mut out = Buffer::filled(2 * rows * dim, 0xff);
         let mut lse = Buffer::filled(4 * rows, 0xff);
-        let mut partial_out = Buffer::filled(4 * header.partial_rows as usize * dim, 0xff);
+        let mut partial_out = Buffer::filled(4 * header.partial_rows as usize * widest_state(&config), 0xff);
         let mut partial_lse = Buffer::filled(4 * header.partial_rows as usize, 0xff);
         let mut page_indices = Buffer::of(self.sparse.page_indices());
         let mut mask = Buffer::of(self.sparse.mask_bits());
@@ -487,6 +488,8 @@ impl SparseFixture {
             causal: config.causal as u32,
             lse_scale: 1.0,
             box_tokens: 0,
+            key_pieces: config.head_dim / 8,
+            value_pieces: config.value_head_dim / 8,
         };
         let variant = ModifiedParameters {
             sinks: if config.sinks { sinks } else { 0 },
@@ -516,7 +519,7 @@ impl SparseFixture {
             header,
             plan: plan.image.address(),
             blocks: plan.teams.teams * plan.teams.blocks,
-            head_dim: config.head_dim,
+            head_dims: [config.head_dim, config.value_head_dim],
             dtype: config.dtype,
             is_plain: config.is_plain(),
             pages: cache.k.pages as u32,
@@ -556,6 +559,7 @@ impl SparseFixture {
             query_len: self.case.query_tokens as usize,
             kv_len: self.case.kv_tokens as usize,
             group,
+            value_head_dim: dim,
             softmax_scale: softmax_scale as f64,
             causal: false,
             rules,

@@ -116,6 +116,12 @@ impl Case {
         self
     }
 
+    /// The same batch with values of another head dim.
+    pub(crate) fn values_of(mut self, value_head_dim: u32) -> Case {
+        self.config = self.config.with_value_head_dim(value_head_dim);
+        self
+    }
+
     pub(crate) fn f16(mut self) -> Case {
         self.config = self.config.with_dtype(DType::F16);
         self
@@ -178,6 +184,7 @@ pub fn cases() -> Vec<Case> {
     lengths_around_a_page(&mut cases);
     groups(&mut cases);
     head_dims(&mut cases);
+    cases.extend(padded_head_dims());
     decode_grid(&mut cases);
     several_tokens(&mut cases);
     field_cases(&mut cases);
@@ -223,6 +230,50 @@ fn head_dims(cases: &mut Vec<Case>) {
         let name = format!("D3: head dim {head_dim}, several tiles");
         cases.push(Case::new(name, (2, 1), head_dim, 16, &[1, 9], &[450, 150]).layout(LAYOUTS[index % 4]));
     }
+}
+
+/// Head dims of queries and keys and of values that differ, or that no kernel has: decodes, a few tokens and a prompt, in
+/// pages and ragged, plain and with what a variant does. What follows a row is another head's or, in
+/// [`Layout::Padded`] and behind a token's last query, NaN.
+pub fn padded_head_dims() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (index, [head_dim, value_head_dim]) in [
+        [192, 128],
+        [128, 64],
+        [64, 128],
+        [96, 96],
+        [72, 72],
+        [40, 24],
+        [16, 16],
+        [8, 8],
+        [8, 136],
+        [176, 40],
+        [200, 248],
+        [320, 256],
+        [512, 512],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let of = |what: &str, heads: (u32, u32), query_lens: &[u32], kv_lens: &[u32]| {
+            let name = format!("head dims {head_dim} and {value_head_dim}, {what}");
+            let case = Case::new(name, heads, head_dim, [5, 16][index % 2], query_lens, kv_lens);
+            // Behind the queries of a token lies something else.
+            let query_row_elements = Some((heads.0 * head_dim + 8) as usize);
+            Case { query_row_elements, ..case }.values_of(value_head_dim).layout(LAYOUTS[index % 4])
+        };
+        let prompt = of("a prompt", (2, 1), &[1, 5, 40], &[33, 17, 75]);
+        cases.push(prompt.clone().layout(Layout::Padded));
+        cases.push(prompt.f16().ragged());
+        let decode = of("decodes", (6, 2), &[1, 1, 1], &[150, 0, 64]);
+        cases.push(decode.clone().layout(Layout::Padded).f16());
+        cases.push(Case { name: format!("{}, ragged", decode.name), ..decode.ragged().layout(Layout::Padded) });
+        let changed = |config: AttentionConfig| config.with_window(Some(30), None).with_sinks().with_soft_cap(20.0);
+        let changed = of("", (3, 1), &[1, 30], &[70, 40])
+            .changed(format!("head dims {head_dim} and {value_head_dim}, a window, sinks and a soft cap"), changed);
+        cases.push(changed);
+    }
+    cases
 }
 
 /// FlashInfer's `test_batch_decode_kernels.py`, thinned: every pair of (length, page) with both head counts, batch

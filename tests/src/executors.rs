@@ -14,7 +14,9 @@ use kernels_gpu::abi::parameters::{
 };
 use kernels_gpu::abi::plan::PlanHeader;
 use kernels_gpu::abi::plan::RAGGED_PAGE_TOKENS;
-use kernels_gpu::abi::tile::{APPEND_PIECES, APPEND_THREADS, Family, MERGE_THREADS, PrefillTile, ROPE_THREADS};
+use kernels_gpu::abi::tile::{
+    APPEND_PIECES, APPEND_THREADS, Family, MERGE_THREADS, PrefillTile, ROPE_THREADS, attend_head_dim,
+};
 use kernels_gpu::entries::{KERNELS, Parameters, body};
 use kernels_gpu::variant::{ModifiedParameters, StandardParameters};
 use oxattn::config::DType;
@@ -35,8 +37,8 @@ pub struct AttentionLaunch {
     pub plan: u64,
     /// Blocks of all teams.
     pub blocks: u32,
-    /// Elements of a row.
-    pub head_dim: u32,
+    /// Elements of a key and of a value.
+    pub head_dims: [u32; 2],
     /// Of queries, cache and outputs.
     pub dtype: DType,
     /// What it does beside plain softmax.
@@ -118,9 +120,9 @@ pub struct Cpu;
 
 impl Executor for Cpu {
     fn attention(&self, launch: &AttentionLaunch) {
-        let AttentionLaunch { attend, header, head_dim, dtype, variant, .. } = launch;
+        let AttentionLaunch { attend, header, dtype, variant, .. } = launch;
         // SAFETY: fixtures own the memory that their launches describe, and wait.
-        unsafe { oxattn::cpu::attend(attend, header, *head_dim, *dtype, variant) }
+        unsafe { oxattn::cpu::attend(attend, header, *dtype, variant) }
     }
 }
 
@@ -214,7 +216,7 @@ impl Emulator {
 
 impl Emulator {
     /// Folds the row tiles that an attention left to this kernel, in few blocks, so that each takes several.
-    fn fold(&self, launch: &AttentionLaunch) {
+    fn fold(&self, launch: &AttentionLaunch, state_columns: u32) {
         if launch.header.folds == 0 {
             return;
         }
@@ -224,8 +226,8 @@ impl Emulator {
             _ => *region,
         };
         let regions: Vec<Region> = launch.regions.iter().map(written).collect();
-        let AttentionLaunch { attend, plan, head_dim, .. } = *launch;
-        let parameters = Parameters::Fold(FoldParameters { attend, plan, head_dim, padding: 0 });
+        let AttentionLaunch { attend, plan, .. } = *launch;
+        let parameters = Parameters::Fold(FoldParameters { attend, plan, state_columns, padding: 0 });
         self.launch(&format!("fold_{}", launch.dtype), 5, parameters, &regions);
         self.counters.set(attention);
     }
@@ -233,15 +235,17 @@ impl Emulator {
 
 impl Executor for Emulator {
     fn attention(&self, launch: &AttentionLaunch) {
-        let AttentionLaunch { attend, variant, dtype, head_dim, .. } = *launch;
-        let (symbol, parameters) = if launch.is_plain {
+        let AttentionLaunch { attend, variant, dtype, head_dims: [query_dim, value_dim], .. } = *launch;
+        let head_dim = attend_head_dim(query_dim, value_dim).expect("a kernel for the head dims");
+        // Plain kernels have no padding.
+        let (symbol, parameters) = if launch.is_plain && [query_dim, value_dim] == [head_dim; 2] {
             let plain = StandardParameters { scale_log2: variant.scale };
             (format!("attend_{dtype}_d{head_dim}"), Parameters::Attend(attend, plain))
         } else {
             (format!("attend_modified_{dtype}_d{head_dim}"), Parameters::AttendModified(attend, variant))
         };
         self.launch(&symbol, launch.blocks, parameters, &launch.regions);
-        self.fold(launch);
+        self.fold(launch, head_dim);
     }
 }
 
@@ -262,22 +266,29 @@ impl PrefillEmulator {
 
 impl Executor for PrefillEmulator {
     fn attention(&self, launch: &AttentionLaunch) {
-        let AttentionLaunch { attend, variant, dtype, head_dim, pages, .. } = *launch;
-        let box_tokens = PrefillTile::new(head_dim).and_then(|tile| tile.box_tokens(attend.page_size.get()));
-        let attend =
-            AttendParameters { box_tokens: box_tokens.expect("a head dim and a page size of theirs"), ..attend };
-        let maps = [attend.k, attend.v].map(|cache| cache_map(&attend, &cache, head_dim, pages));
+        let AttentionLaunch { attend, variant, dtype, head_dims: [query_dim, value_dim], pages, .. } = *launch;
+        let tile = PrefillTile::fitting(query_dim, value_dim).expect("head dims of theirs");
+        let box_tokens = tile.box_tokens(attend.page_size.get()).expect("a page size of theirs");
+        let attend = AttendParameters { box_tokens, ..attend };
+        let maps = [(attend.k, query_dim), (attend.v, value_dim)]
+            .map(|(cache, head_dim)| cache_map(&attend, &cache, head_dim, pages));
         let address = maps.as_ptr() as u64;
         let mut regions = launch.regions.clone();
         regions.push(Region { address, bytes: size_of_val(&maps), access: Access::Read });
+        let dims = match [tile.query_dim, tile.value_dim] {
+            [192, 128] => "d192_v128".to_owned(),
+            [dim, _] => format!("d{dim}"),
+        };
+        let is_exact = [query_dim, value_dim] == [tile.query_dim, tile.value_dim];
         let (symbol, parameters) = if launch.is_plain {
-            let plain = StandardParameters { scale_log2: variant.scale };
-            (format!("prefill_{dtype}_d{head_dim}"), Parameters::Prefill(attend, plain, address))
+            let (plain, padded) =
+                (StandardParameters { scale_log2: variant.scale }, ["padded_", ""][is_exact as usize]);
+            (format!("prefill_{padded}{dtype}_{dims}"), Parameters::Prefill(attend, plain, address))
         } else {
-            (format!("prefill_modified_{dtype}_d{head_dim}"), Parameters::PrefillModified(attend, variant, address))
+            (format!("prefill_modified_{dtype}_{dims}"), Parameters::PrefillModified(attend, variant, address))
         };
         self.0.launch(&symbol, launch.blocks, parameters, &regions);
-        self.0.fold(launch);
+        self.0.fold(launch, tile.value_dim);
     }
 }
 

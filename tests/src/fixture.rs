@@ -14,7 +14,9 @@ use crate::variants::Modifiers;
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::parameters::{AttendParameters, CacheView, RowsView};
 use kernels_gpu::abi::plan::{MaskRequest, RAGGED_PAGE_TOKENS};
+use kernels_gpu::abi::tile::PrefillTile;
 use kernels_gpu::variant::ModifiedParameters;
+use oxattn::config::AttentionConfig;
 use oxattn::oracle::{Request, Rules, State};
 use oxattn::tensor::CacheRows;
 use oxattn::{
@@ -58,7 +60,7 @@ pub struct Fixture {
     query_begin: Vec<u32>,
     /// `[tokens, query_heads, head_dim]`.
     queries: Vec<u16>,
-    /// For each request `[kv_len, kv_heads, head_dim]`.
+    /// For each request `[kv_len, kv_heads, head_dim]`, values of their own head dim.
     keys: Vec<Vec<u16>>,
     values: Vec<Vec<u16>>,
     /// What the case's variants read: sinks, slopes, temperatures.
@@ -114,7 +116,7 @@ impl Fixture {
     /// Lays out `case`.
     pub fn new(case: &Case) -> Fixture {
         let config = &case.config;
-        let (dtype, head_dim) = (config.dtype, config.head_dim as usize);
+        let (dtype, [head_dim, value_dim]) = (config.dtype, head_dims(config));
         let (query_heads, kv_heads) = (config.query_heads as usize, config.kv_heads as usize);
         let page_size = config.page_size_tokens as usize;
         let query_begin = case.query_begin();
@@ -128,42 +130,45 @@ impl Fixture {
         let mut queries = Vec::with_capacity(tokens * query_heads * head_dim);
         let (mut keys, mut values) = (Vec::new(), Vec::new());
         for (request, (&query_len, &kv_len)) in case.query_lens.iter().zip(&case.kv_lens).enumerate() {
-            let rows = |role: u64, positions: std::ops::Range<i64>, heads: usize, fixed: Option<f32>| -> Vec<u16> {
+            let rows = |role: u64, positions: std::ops::Range<i64>, elements: usize, fixed: Option<f32>| -> Vec<u16> {
                 let row = |position: i64| {
                     let owner = if role == 0 { request } else { owner(case, request, position as u32) };
                     let seed = if case.pages == Pages::Shared { 0 } else { case.seeds[owner] };
                     let mut random = Random::keyed(&[seed, role, position as u64]);
-                    (0..heads * head_dim).map(move |_| bits(dtype, fixed.unwrap_or_else(|| random.normal())))
+                    (0..elements).map(move |_| bits(dtype, fixed.unwrap_or_else(|| random.normal())))
                 };
                 positions.flat_map(row).collect()
             };
-            queries.extend(rows(0, kv_len as i64 - query_len as i64..kv_len as i64, query_heads, fixed_q));
-            keys.push(rows(1, 0..kv_len as i64, kv_heads, fixed_k));
-            values.push(rows(2, 0..kv_len as i64, kv_heads, fixed_v));
+            queries.extend(rows(0, kv_len as i64 - query_len as i64..kv_len as i64, query_heads * head_dim, fixed_q));
+            keys.push(rows(1, 0..kv_len as i64, kv_heads * head_dim, fixed_k));
+            values.push(rows(2, 0..kv_len as i64, kv_heads * value_dim, fixed_v));
         }
 
         let (page_begin, page_indices, pages) = page_table(case);
-        let (k_strides, v_strides, pool_elements) = strides(case.layout, pages, page_size, kv_heads, head_dim);
+        let (k_strides, v_strides, pool_elements) =
+            strides(case.layout, pages, page_size, kv_heads, [head_dim, value_dim]);
         let mut pool = Buffer::filled(2 * pool_elements, 0);
         let cells = pool.as_mut_slice::<u16>();
         cells.fill(bits(dtype, if case.unused == Unused::Large { LARGE } else { f32::NAN }));
         let finite = match case.unused {
-            Unused::NanKeys => Some(v_strides),
-            Unused::NanValues => Some(k_strides),
+            Unused::NanKeys => Some((v_strides, value_dim)),
+            Unused::NanValues => Some((k_strides, head_dim)),
             Unused::Large | Unused::Nan => None,
         };
-        if let Some(strides) = finite {
+        if let Some((strides, dim)) = finite {
             for_each_cell(pages, page_size, kv_heads, |page, offset, head| {
-                cells[strides.row(page, offset, head)..][..head_dim].fill(bits(dtype, LARGE));
+                cells[strides.row(page, offset, head)..][..dim].fill(bits(dtype, LARGE));
             });
         }
         for (request, &kv_len) in case.kv_lens.iter().enumerate() {
             for_each_cell(1, kv_len as usize, kv_heads, |_, position, head| {
                 let page = pool_page(case, &page_begin, &page_indices, request, position);
-                let from = (position * kv_heads + head) * head_dim;
-                for (strides, rows) in [(k_strides, &keys[request]), (v_strides, &values[request])] {
+                let row = position * kv_heads + head;
+                for (strides, dim, rows) in
+                    [(k_strides, head_dim, &keys[request]), (v_strides, value_dim, &values[request])]
+                {
                     let to = strides.row(page, position % page_size, head);
-                    cells[to..][..head_dim].copy_from_slice(&rows[from..][..head_dim]);
+                    cells[to..][..dim].copy_from_slice(&rows[row * dim..][..dim]);
                 }
             });
         }
@@ -202,13 +207,13 @@ impl Fixture {
     /// Runs the case with `plan`.
     pub fn run(&mut self, executor: &dyn Executor, plan: &mut PlanImage, lse_asked: Lse) -> Outputs {
         let config = self.case.config;
-        let (query_heads, head_dim) = (config.query_heads as usize, config.head_dim as usize);
+        let query_heads = config.query_heads as usize;
         let tokens = *self.query_begin.last().unwrap() as usize;
         let header = plan.header();
         let (out_strides, lse_strides) = (self.out_strides(), self.lse_strides());
         let mut out = Buffer::filled(2 * out_strides.row(tokens, 0), 0xff);
         let mut lse = Buffer::filled(4 * tokens * query_heads, 0xff);
-        let mut partial_out = Buffer::filled(4 * header.partial_rows as usize * head_dim, 0xff);
+        let mut partial_out = Buffer::filled(4 * header.partial_rows as usize * widest_state(&config), 0xff);
         let mut partial_lse = Buffer::filled(4 * header.partial_rows as usize, 0xff);
         let mut page_indices = Buffer::of(&self.page_indices);
         page_indices.as_mut_slice::<u32>().iter_mut().for_each(|page| *page += first_page(&self.case));
@@ -242,6 +247,8 @@ impl Fixture {
             causal: config.causal as u32,
             lse_scale,
             box_tokens: 0,
+            key_pieces: config.head_dim / 8,
+            value_pieces: config.value_head_dim / 8,
         };
         let variant = self.parameters();
         let [sinks, slopes, temperatures] = &mut self.numbers;
@@ -256,7 +263,7 @@ impl Fixture {
             header,
             plan: image,
             blocks: plan.teams.teams * plan.teams.blocks,
-            head_dim: config.head_dim,
+            head_dims: [config.head_dim, config.value_head_dim],
             dtype: config.dtype,
             is_plain: config.is_plain(),
             pages: first_page(&self.case) + self.pages as u32,
@@ -296,8 +303,8 @@ impl Fixture {
 
     /// A piece of padding follows each head's row, and more each token's: it must stay as it is.
     fn out_strides(&self) -> RowStrides {
-        let (query_heads, head_dim) = (self.case.config.query_heads as usize, self.case.config.head_dim as usize);
-        RowStrides { base: 8, token: query_heads * (head_dim + 8) + 16, head: head_dim + 8 }
+        let (query_heads, [_, value_dim]) = (self.case.config.query_heads as usize, head_dims(&self.case.config));
+        RowStrides { base: 8, token: query_heads * (value_dim + 8) + 16, head: value_dim + 8 }
     }
 
     fn lse_strides(&self) -> RowStrides {
@@ -321,37 +328,37 @@ impl Fixture {
 
     fn tensors_on(&self, inputs: Rc<Inputs>, device: &Device, lse_asked: Lse, tokens: usize) -> Tensors {
         let config = &self.case.config;
+        let AttentionConfig { head_dim, value_head_dim, .. } = *config;
         let out_strides = self.out_strides();
         let allocate = |bytes: usize| device.allocate(bytes.max(16)).unwrap();
         let out = allocate(2 * out_strides.row(tokens, 0));
         let lse = allocate(4 * tokens * config.query_heads as usize);
-        let rows = |address: u64, strides: RowStrides| {
-            Rows::contiguous(address, config.dtype, tokens as u64, config.query_heads, config.head_dim)
+        let rows = |address: u64, head_dim: u32, strides: RowStrides| {
+            Rows::contiguous(address, config.dtype, tokens as u64, config.query_heads, head_dim)
                 .with_strides(strides.token as i64, strides.head as i64)
         };
-        let half = |strides: Strides| {
+        let half = |strides: Strides, head_dim: u32| {
             let address = inputs.pool.address() + 2 * strides.base as u64;
-            CacheRows::contiguous(address, self.pages as u64, oxattn::Layout::Nhd, config).with_strides(
-                strides.page as i64,
-                strides.token as i64,
-                strides.head as i64,
-            )
+            let half = CacheRows::contiguous(address, self.pages as u64, oxattn::Layout::Nhd, config);
+            let [page, token, head] = [strides.page, strides.token, strides.head].map(|elements| elements as i64);
+            CacheRows { head_dim, ..half }.with_strides(page, token, head)
         };
         let (lse_address, lse_tokens) = (lse.address(), tokens as u64);
         let page_indices = PageIndices { address: inputs.page_indices.address(), len: self.page_indices.len() as u64 };
-        let ragged = |strides: Strides| {
+        let ragged = |strides: Strides, head_dim: u32| {
             let address = inputs.pool.address() + 2 * strides.base as u64;
-            Rows::contiguous(address, config.dtype, self.pages as u64, config.kv_heads, config.head_dim)
+            Rows::contiguous(address, config.dtype, self.pages as u64, config.kv_heads, head_dim)
                 .with_strides(strides.page as i64, strides.head as i64)
         };
         let run = Run {
-            q: rows(inputs.q.address(), self.q_strides),
+            q: rows(inputs.q.address(), head_dim, self.q_strides),
             kv: if config.ragged {
-                KvMemory::Ragged { k: ragged(self.k_strides), v: ragged(self.v_strides) }
+                KvMemory::Ragged { k: ragged(self.k_strides, head_dim), v: ragged(self.v_strides, value_head_dim) }
             } else {
-                KvMemory::Paged { cache: PagedCache { k: half(self.k_strides), v: half(self.v_strides) }, page_indices }
+                let cache = PagedCache { k: half(self.k_strides, head_dim), v: half(self.v_strides, value_head_dim) };
+                KvMemory::Paged { cache, page_indices }
             },
-            out: rows(out.address() + 2 * out_strides.base as u64, out_strides),
+            out: rows(out.address() + 2 * out_strides.base as u64, value_head_dim, out_strides),
             lse: match lse_asked {
                 Lse::None => None,
                 Lse::Two => Some(Lse2::contiguous(lse_address, lse_tokens, config.query_heads).into()),
@@ -393,20 +400,20 @@ impl Fixture {
     /// append has to write before a run.
     pub fn take_new_tokens(&mut self) -> NewTokens {
         let config = self.case.config;
-        let (kv_heads, head_dim) = (config.kv_heads as usize, config.head_dim as usize);
+        let (kv_heads, [head_dim, value_dim]) = (config.kv_heads as usize, head_dims(&config));
         let page_size = config.page_size_tokens as usize;
         let mut new = NewTokens { k: Vec::new(), v: Vec::new(), slots: Vec::new() };
         let cells = self.pool.as_mut_slice::<u16>();
         for (request, (&query_len, &kv_len)) in self.case.query_lens.iter().zip(&self.case.kv_lens).enumerate() {
             for position in (kv_len - query_len) as usize..kv_len as usize {
                 let page = pool_page(&self.case, &self.page_begin, &self.page_indices, request, position);
-                let row = position * kv_heads * head_dim..(position + 1) * kv_heads * head_dim;
-                new.k.extend_from_slice(&self.keys[request][row.clone()]);
-                new.v.extend_from_slice(&self.values[request][row]);
+                let row = |dim: usize| position * kv_heads * dim..(position + 1) * kv_heads * dim;
+                new.k.extend_from_slice(&self.keys[request][row(head_dim)]);
+                new.v.extend_from_slice(&self.values[request][row(value_dim)]);
                 new.slots.push((page * page_size + position % page_size) as i64);
                 for head in 0..kv_heads {
-                    for strides in [self.k_strides, self.v_strides] {
-                        let cell = &mut cells[strides.row(page, position % page_size, head)..][..head_dim];
+                    for (strides, dim) in [(self.k_strides, head_dim), (self.v_strides, value_dim)] {
+                        let cell = &mut cells[strides.row(page, position % page_size, head)..][..dim];
                         cell.fill(bits(config.dtype, f32::NAN));
                     }
                 }
@@ -427,10 +434,10 @@ impl Fixture {
     /// The oracle's answer for a token of a request.
     pub fn expected(&self, request: usize, token: usize, head: usize) -> State {
         let config = &self.case.config;
-        let (head_dim, query_heads) = (config.head_dim as usize, config.query_heads as usize);
+        let ([head_dim, value_dim], query_heads) = (head_dims(config), config.query_heads as usize);
         let kv_heads = config.kv_heads as usize;
-        let row = |elements: &[u16], row: usize| -> Vec<f64> {
-            elements[row * head_dim..][..head_dim].iter().map(|&bits| value(config.dtype, bits) as f64).collect()
+        let row = |elements: &[u16], row: usize, dim: usize| -> Vec<f64> {
+            elements[row * dim..][..dim].iter().map(|&bits| value(config.dtype, bits) as f64).collect()
         };
         let first = self.query_begin[request] as usize;
         let Modifiers { sinks, slopes, temperatures, masks } = &self.case.modifiers;
@@ -453,12 +460,13 @@ impl Fixture {
             query_len: self.case.query_lens[request] as usize,
             kv_len: self.case.kv_lens[request] as usize,
             group: config.group() as usize,
+            value_head_dim: value_dim,
             softmax_scale: config.softmax_scale as f64,
             causal: config.causal,
             rules,
-            q: &|token, head| row(&self.queries, (first + token) * query_heads + head),
-            k: &|position, head| row(&self.keys[request], position * kv_heads + head),
-            v: &|position, head| row(&self.values[request], position * kv_heads + head),
+            q: &|token, head| row(&self.queries, (first + token) * query_heads + head, head_dim),
+            k: &|position, head| row(&self.keys[request], position * kv_heads + head, head_dim),
+            v: &|position, head| row(&self.values[request], position * kv_heads + head, value_dim),
         }
         .attend(token, head)
     }
@@ -495,7 +503,8 @@ impl Fixture {
     pub fn row(&self, outputs: &Outputs, request: usize, token: usize, head: usize) -> (Vec<f64>, f64) {
         let config = &self.case.config;
         let token = self.query_begin[request] as usize + token;
-        let out = &outputs.out.as_slice::<u16>()[outputs.out_strides.row(token, head)..][..config.head_dim as usize];
+        let [_, value_dim] = head_dims(config);
+        let out = &outputs.out.as_slice::<u16>()[outputs.out_strides.row(token, head)..][..value_dim];
         let lse = outputs.lse.as_slice::<f32>()[token * config.query_heads as usize + head];
         (out.iter().map(|&bits| value(config.dtype, bits) as f64).collect(), lse as f64)
     }
@@ -507,7 +516,7 @@ impl Fixture {
         let padding = padding.as_mut_slice::<u16>();
         for token in 0..*self.query_begin.last().unwrap() as usize {
             for head in 0..config.query_heads as usize {
-                let row = &mut padding[outputs.out_strides.row(token, head)..][..config.head_dim as usize];
+                let row = &mut padding[outputs.out_strides.row(token, head)..][..config.value_head_dim as usize];
                 if row.iter().any(|&bits| !value(config.dtype, bits).is_finite()) {
                     return Err(format!("token {token} of the batch, head {head}: output unwritten or not finite"));
                 }
@@ -554,7 +563,7 @@ impl Fixture {
 pub struct NewTokens {
     /// `[tokens, kv_heads, head_dim]`.
     pub k: Vec<u16>,
-    /// The same.
+    /// The same, of the values' head dim.
     pub v: Vec<u16>,
     /// Where each token goes.
     pub slots: Vec<i64>,
@@ -635,6 +644,17 @@ fn mask_of(case: &Case) -> (Vec<u8>, Vec<MaskRequest>) {
         }
     }
     (bytes, places)
+}
+
+/// Elements of a key and of a value.
+fn head_dims(config: &AttentionConfig) -> [usize; 2] {
+    [config.head_dim as usize, config.value_head_dim as usize]
+}
+
+/// Columns of a partial state of the kernel whose states have most.
+pub(crate) fn widest_state(config: &AttentionConfig) -> usize {
+    let prefill = PrefillTile::fitting(config.head_dim, config.value_head_dim).map_or(0, |tile| tile.value_dim);
+    config.attend_head_dim().max(prefill) as usize
 }
 
 /// The id of the pool's first page, or the number of its first row.

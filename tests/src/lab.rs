@@ -215,6 +215,7 @@ impl<'a> View<'a> {
             query_len: query_len as usize,
             kv_len: kv_len as usize,
             group: config.group() as usize,
+            value_head_dim: head_dim,
             softmax_scale: config.softmax_scale as f64,
             causal: config.causal,
             rules: Rules::default(),

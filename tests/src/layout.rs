@@ -2,7 +2,8 @@
 
 use kernels_gpu::abi::parameters::CacheView;
 
-/// How K and V share a pool. Strides are those of `pages x page_size x kv_heads` rows of `head_dim` elements.
+/// How K and V share a pool. Strides are those of `pages x page_size x kv_heads` rows of `head_dim` elements, values of
+/// their own head dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// `[pages, page_size, kv_heads, head_dim]`, V after K.
@@ -54,29 +55,28 @@ pub fn strides(
     pages: usize,
     page_size: usize,
     kv_heads: usize,
-    head_dim: usize,
+    [head_dim, value_dim]: [usize; 2],
 ) -> (Strides, Strides, usize) {
-    let token = kv_heads * head_dim;
-    let page = page_size * token;
+    let page_of = |dim: usize| page_size * kv_heads * dim;
+    let (k_page, v_page) = (page_of(head_dim), page_of(value_dim));
+    let nhd = |base, dim| Strides { base, page: page_of(dim), token: kv_heads * dim, head: dim };
+    let elements = pages * (k_page + v_page);
     match layout {
-        Layout::Nhd => {
-            let k = Strides { base: 0, page, token, head: head_dim };
-            (k, Strides { base: pages * page, ..k }, 2 * pages * page)
-        }
+        Layout::Nhd => (nhd(0, head_dim), nhd(pages * k_page, value_dim), elements),
         Layout::Hnd => {
-            let k = Strides { base: 0, page, token: head_dim, head: page_size * head_dim };
-            (k, Strides { base: pages * page, ..k }, 2 * pages * page)
+            let hnd = |base, dim| Strides { base, page: page_of(dim), token: dim, head: page_size * dim };
+            (hnd(0, head_dim), hnd(pages * k_page, value_dim), elements)
         }
         Layout::Together => {
-            let k = Strides { base: 0, page: 2 * page, token, head: head_dim };
-            (k, Strides { base: page, ..k }, 2 * pages * page)
+            let of = |base, dim| Strides { page: k_page + v_page, ..nhd(base, dim) };
+            (of(0, head_dim), of(k_page, value_dim), elements)
         }
         Layout::Padded => {
             // Multiples of 8 elements, 16 bytes, as every row must be aligned to.
             let head = head_dim + 8;
             let token = kv_heads * head + 24;
             let k = Strides { base: 8, page: page_size * token + 40, token, head };
-            let v_token = head_dim + 16;
+            let v_token = value_dim + 16;
             let v_head = page_size * v_token + 8;
             let v = Strides { base: k.row(pages, 0, 0), page: kv_heads * v_head + 56, token: v_token, head: v_head };
             (k, v, v.row(pages, 0, 0))

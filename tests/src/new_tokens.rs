@@ -28,8 +28,10 @@ pub struct AppendCase {
     pub name: String,
     /// KV heads.
     pub kv_heads: u32,
-    /// Elements of a row.
+    /// Elements of a key row.
     pub head_dim: u32,
+    /// Elements of a value row.
+    pub value_head_dim: u32,
     /// Tokens of a page.
     pub page_size: u32,
     /// Of the cache.
@@ -56,6 +58,7 @@ pub fn append_cases() -> Vec<AppendCase> {
         name: name.into(),
         kv_heads: 2,
         head_dim: 64,
+        value_head_dim: 64,
         page_size: 4,
         layout: Layout::Nhd,
         source: DType::Bf16,
@@ -78,7 +81,7 @@ pub fn append_cases() -> Vec<AppendCase> {
             for source_padding in [0, 24] {
                 let name = format!("FlashInfer's grid: {address:?}, {layout:?}, padding {source_padding}");
                 let grid = case(&name, &[0, 3, 16, 40], &[45, 8, 25, 22]);
-                let grid = AppendCase { kv_heads: 32, head_dim: 128, page_size: 16, ..grid };
+                let grid = AppendCase { kv_heads: 32, head_dim: 128, value_head_dim: 128, page_size: 16, ..grid };
                 cases.push(AppendCase { address, layout, source_padding, ..grid });
             }
         }
@@ -87,16 +90,26 @@ pub fn append_cases() -> Vec<AppendCase> {
                 let name = format!("{source} to {cache}, {address:?}");
                 let skips = address != Address::SpeltOut;
                 let mixed = case(&name, &[6, 1, 0, 9], &[1, 0, 3, 7]);
-                cases.push(AppendCase { source, cache, address, skips, page_size: 5, head_dim: 80, ..mixed });
+                let mixed = AppendCase { page_size: 5, head_dim: 80, value_head_dim: 80, ..mixed };
+                cases.push(AppendCase { source, cache, address, skips, ..mixed });
             }
         }
+    }
+    for (index, (head_dim, value_head_dim)) in
+        [(192, 128), (64, 128), (8, 8), (8, 72), (320, 8)].into_iter().enumerate()
+    {
+        let (layout, source) = (LAYOUTS[index % 4], [DType::Bf16, DType::F32, DType::F16][index % 3]);
+        let name = format!("keys of {head_dim} and values of {value_head_dim}, {layout:?}, {source}");
+        let wide = AppendCase { head_dim, value_head_dim, layout, source, ..case(&name, &[3, 0, 5], &[2, 5, 30]) };
+        cases.push(AppendCase { source_padding: 8 * (index % 2), skips: index > 2, ..wide });
     }
     cases
 }
 
 /// Runs `case` and compares the whole pool.
 pub fn check(case: &AppendCase, executor: &dyn Operators) -> Result<(), String> {
-    let (kv_heads, head_dim, page_size) = (case.kv_heads as usize, case.head_dim as usize, case.page_size as usize);
+    let (kv_heads, page_size) = (case.kv_heads as usize, case.page_size as usize);
+    let [head_dim, value_dim] = [case.head_dim as usize, case.value_head_dim as usize];
     let mut random = Random::new(5);
 
     let kv_lens: Vec<u32> = case.lens_before.iter().zip(&case.append_lens).map(|(a, b)| a + b).collect();
@@ -112,22 +125,22 @@ pub fn check(case: &AppendCase, executor: &dyn Operators) -> Result<(), String> 
         .collect();
     let skipped = |token: usize| case.skips && token % 3 == 1;
 
-    let token_elements = kv_heads * head_dim + case.source_padding;
-    let mut new_rows = || -> Vec<u8> {
-        let elements = cells.len() * token_elements;
+    let token_elements = |dim: usize| kv_heads * dim + case.source_padding;
+    let mut new_rows = |dim: usize| -> Vec<u8> {
+        let elements = cells.len() * token_elements(dim);
         encode(case.source, &(0..elements).map(|_| random.normal()).collect::<Vec<_>>())
     };
-    let (new_k, new_v) = (new_rows(), new_rows());
-    let (k, v, elements) = strides(case.layout, pages, page_size, kv_heads, head_dim);
+    let (new_k, new_v) = (new_rows(head_dim), new_rows(value_dim));
+    let (k, v, elements) = strides(case.layout, pages, page_size, kv_heads, [head_dim, value_dim]);
     let before: Vec<u16> = (0..elements).map(|_| bits(case.cache, random.normal())).collect();
 
     let mut expected = before.clone();
-    for (strides, new) in [(k, &new_k), (v, &new_v)] {
+    for (strides, new, dim) in [(k, &new_k, head_dim), (v, &new_v, value_dim)] {
         let new = decode(case.source, new);
-        let mut pool = gather(&before, strides, case, pages);
+        let mut pool = gather(&before, (strides, dim), case, pages);
         for (token, &(request, position)) in cells.iter().enumerate().filter(|(token, _)| !skipped(*token)) {
-            let rows = &new[token * token_elements..][..kv_heads * head_dim];
-            let rows: Vec<Vec<f64>> = rows.chunks_exact(head_dim).map(<[f64]>::to_vec).collect();
+            let rows = &new[token * token_elements(dim)..][..kv_heads * dim];
+            let rows: Vec<Vec<f64>> = rows.chunks_exact(dim).map(<[f64]>::to_vec).collect();
             append(&mut pool, &page_lists[request], position, &rows);
         }
         scatter(&pool, &mut expected, strides, case);
@@ -155,8 +168,10 @@ pub fn check(case: &AppendCase, executor: &dyn Operators) -> Result<(), String> 
 
     // The padding tokens of `SpeltOut` have rows too.
     let element = case.source.bytes();
-    let padded = |new: &[u8]| Buffer::of(&[new, &vec![0xff; (room - cells.len()) * token_elements * element]].concat());
-    let (mut new_k, mut new_v) = (padded(&new_k), padded(&new_v));
+    let padded = |new: &[u8], dim: usize| {
+        Buffer::of(&[new, &vec![0xff; (room - cells.len()) * token_elements(dim) * element]].concat())
+    };
+    let (mut new_k, mut new_v) = (padded(&new_k, head_dim), padded(&new_v, value_dim));
     let mut pool = Buffer::of(&before);
     let mut slots = Buffer::of(&slots);
     let spelt_out = case.address == Address::SpeltOut;
@@ -166,14 +181,15 @@ pub fn check(case: &AppendCase, executor: &dyn Operators) -> Result<(), String> 
     let mut page_indices = Buffer::of(&page_lists.concat());
     let mut append_begin = Buffer::of(&sums(&mut case.append_lens.iter().map(|&len| len as usize)));
     let mut lens = Buffer::of(&kv_lens);
-    let rows = |buffer: &mut Buffer| RowsView {
+    let rows = |buffer: &mut Buffer, dim: usize| RowsView {
         address: buffer.address(),
-        token_stride_bytes: (token_elements * element) as i64,
-        head_stride_bytes: (head_dim * element) as i64,
+        token_stride_bytes: (token_elements(dim) * element) as i64,
+        head_stride_bytes: (dim * element) as i64,
     };
+    let chunks = case.head_dim.max(case.value_head_dim) / 8;
     let parameters = AppendParameters {
-        new_k: rows(&mut new_k),
-        new_v: rows(&mut new_v),
+        new_k: rows(&mut new_k, head_dim),
+        new_v: rows(&mut new_v, value_dim),
         k: k.view(pool.address()),
         v: v.view(pool.address()),
         slots: if case.address == Address::Slots { slots.address() } else { 0 },
@@ -183,8 +199,10 @@ pub fn check(case: &AppendCase, executor: &dyn Operators) -> Result<(), String> 
         page_indices: page_indices.address(),
         tokens: room as u32,
         kv_heads: case.kv_heads,
-        chunks: Divisor::new(case.head_dim / 8).unwrap(),
-        token_chunks: Divisor::new(case.kv_heads * case.head_dim / 8).unwrap(),
+        chunks: Divisor::new(chunks).unwrap(),
+        token_chunks: Divisor::new(case.kv_heads * chunks).unwrap(),
+        key_chunks: case.head_dim / 8,
+        value_chunks: case.value_head_dim / 8,
         padding: 0,
         page_size: Divisor::new(case.page_size).unwrap(),
     };
@@ -225,9 +243,9 @@ pub fn check(case: &AppendCase, executor: &dyn Operators) -> Result<(), String> 
 }
 
 /// The oracle's picture of one of K and V.
-fn gather(cells: &[u16], strides: Strides, case: &AppendCase, pages: usize) -> Pool {
+fn gather(cells: &[u16], (strides, dim): (Strides, usize), case: &AppendCase, pages: usize) -> Pool {
     let row = |page, offset, head| -> Vec<f64> {
-        let row = &cells[strides.row(page, offset, head)..][..case.head_dim as usize];
+        let row = &cells[strides.row(page, offset, head)..][..dim];
         row.iter().map(|&bits| value(case.cache, bits) as f64).collect()
     };
     let token = |page, offset| (0..case.kv_heads as usize).map(|head| row(page, offset, head)).collect();

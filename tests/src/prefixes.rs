@@ -112,7 +112,7 @@ pub fn prefix_cases() -> Vec<Case> {
     ]);
     for (head_dim, name) in [(128, "heads of 128"), (256, "heads of 256, sinks and a soft cap")] {
         let mut wide = case(name, (4, 1), 16, &group(8, 500, |member| 1 + 9 * member));
-        wide.config.head_dim = head_dim;
+        (wide.config.head_dim, wide.config.value_head_dim) = (head_dim, head_dim);
         let changed = |config: AttentionConfig| match head_dim {
             256 => config.with_soft_cap(15.0).with_sinks(),
             _ => config,

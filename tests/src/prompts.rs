@@ -1,19 +1,16 @@
 //! Cases for the prefill kernels: the table of [`cases`](crate::cases) in pages that their boxes fit, and what only they
 //! do: rows around a warpgroup's 64 and an item's 128, keys around a tile, and pieces of many tiles.
 
-use crate::cases::{Case, Pages, Unused, cases, split_cases};
+use crate::cases::{Case, Pages, Unused, cases, padded_head_dims, split_cases};
 use crate::layout::LAYOUTS;
 use crate::prefixes::prefix_cases;
 use kernels_gpu::abi::plan::RAGGED_PAGE_TOKENS;
-use kernels_gpu::abi::tile::{PREFILL_ROWS, PrefillTile};
+use kernels_gpu::abi::tile::{PREFILL_HEAD_DIMS, PREFILL_ROWS, PrefillTile};
 use oxattn::MaskForm;
 use oxattn::config::AttentionConfig;
 
 /// Page sizes of every box: 8 tokens to a whole tile, of pages that are powers of two and not.
 pub const PAGE_SIZES: [u32; 8] = [8, 16, 24, 48, 64, 128, 256, 1000];
-
-/// Head dims of the kernels.
-pub const PREFILL_HEAD_DIMS: [u32; 3] = [64, 128, 256];
 
 impl Case {
     /// As [`tile_cost`](Self::tile_cost), of items of [`PREFILL_ROWS`] rows whatever rows there are, and whole tiles of 128
@@ -25,10 +22,20 @@ impl Case {
         8 * keys * self.config.kv_heads as u64 * self.config.head_dim as u64
     }
 
+    /// The tile of the kernel of the case's head dims, if there is one.
+    pub fn prefill_tile(&self) -> Option<PrefillTile> {
+        PrefillTile::fitting(self.config.head_dim, self.config.value_head_dim)
+    }
+
+    /// Whether the kernel's head dims are the case's own.
+    fn has_prefill_dims(&self) -> bool {
+        PREFILL_HEAD_DIMS.contains(&[self.config.head_dim, self.config.value_head_dim])
+    }
+
     /// Whether there is a kernel for the case.
     fn suits_prefill(&self) -> bool {
         let page_tokens = if self.config.ragged { RAGGED_PAGE_TOKENS } else { self.config.page_size_tokens };
-        PrefillTile::new(self.config.head_dim).is_some_and(|tile| tile.box_tokens(page_tokens).is_some())
+        self.prefill_tile().is_some_and(|tile| tile.box_tokens(page_tokens).is_some())
     }
 
     fn in_pages_of(mut self, page_size_tokens: u32) -> Case {
@@ -43,11 +50,17 @@ pub fn prefill_cases() -> Vec<Case> {
     table.extend(split_cases());
     // Variants of a head dim without a kernel have one instead.
     for case in &mut table {
-        if !case.config.is_plain() && PrefillTile::new(case.config.head_dim).is_none() {
-            case.config.head_dim = if case.config.kv_heads > 2 { 64 } else { 256 };
+        let AttentionConfig { head_dim, value_head_dim, kv_heads, .. } = case.config;
+        let is_common = head_dim == value_head_dim && case.query_row_elements.is_none();
+        if !case.config.is_plain() && is_common && !case.has_prefill_dims() {
+            let head_dim = if kv_heads > 2 { 64 } else { 256 };
+            (case.config.head_dim, case.config.value_head_dim) = (head_dim, head_dim);
         }
     }
-    table.retain(|case| PrefillTile::new(case.config.head_dim).is_some());
+    table.retain(Case::has_prefill_dims);
+    table.extend(
+        padded_head_dims().into_iter().filter(|case| case.prefill_tile().is_some() && !case.has_prefill_dims()),
+    );
     let fit = |(index, case): (usize, Case)| match case.suits_prefill() {
         true => case,
         false => case.in_pages_of(PAGE_SIZES[index % PAGE_SIZES.len()]),
@@ -71,15 +84,15 @@ pub fn prefill_prefix_cases() -> Vec<Case> {
 /// Keys around a page and a tile, for every head dim and page size.
 fn lengths(cases: &mut Vec<Case>) {
     for (index, page) in PAGE_SIZES.into_iter().enumerate() {
-        for (turn, head_dim) in PREFILL_HEAD_DIMS.into_iter().enumerate() {
-            let tile = PrefillTile::new(head_dim).map_or(0, |tile| tile.tile_tokens);
+        for (turn, dims @ [head_dim, _]) in PREFILL_HEAD_DIMS.into_iter().enumerate() {
+            let tile = PrefillTile::new(head_dim, dims[1]).map_or(0, |tile| tile.tile_tokens);
             let name = format!("keys around pages of {page} and a tile, head dim {head_dim}");
             let kv_lens = match (index + turn) % 3 {
                 0 => [1, page.min(300), page.min(300) + 1, tile - 1],
                 1 => [tile, tile + 1, 2 * tile, 0],
                 _ => [3 * tile - 8, 3 * tile - 7, 9, page.min(300) - 1],
             };
-            let case = Case::new(name, (3, 1), head_dim, page, &[2, 40, 1, 3], &kv_lens);
+            let case = Case::new(name, (3, 1), head_dim, page, &[2, 40, 1, 3], &kv_lens).values_of(dims[1]);
             let unused = [Unused::Nan, Unused::NanKeys, Unused::NanValues][(index + 2 * turn) % 3];
             let case = case.layout(LAYOUTS[(index + turn) % 4]).unused(unused);
             cases.push(if (index + turn) % 2 == 0 { case } else { case.f16() });
@@ -98,11 +111,11 @@ fn rows(cases: &mut Vec<Case>) {
     .into_iter()
     .enumerate()
     {
-        for (turn, head_dim) in PREFILL_HEAD_DIMS.into_iter().enumerate() {
+        for (turn, [head_dim, value_dim]) in PREFILL_HEAD_DIMS.into_iter().enumerate() {
             let name = format!("rows around an item's, {group} heads, head dim {head_dim}");
             let page = PAGE_SIZES[(3 * index + turn) % 7];
             let case = Case::new(name, (group, 1), head_dim, page, &query_lens, &[70, 64, 100, 128, 129, 40]);
-            let case = case.layout(LAYOUTS[(index + turn) % 4]);
+            let case = case.values_of(value_dim).layout(LAYOUTS[(index + turn) % 4]);
             cases.push(if turn == 1 { case.f16() } else { case });
         }
     }
@@ -126,9 +139,9 @@ fn rows_without_keys(cases: &mut Vec<Case>) {
 
 /// Prompts over long keys, which a balanced plan cuts.
 fn pieces(cases: &mut Vec<Case>) {
-    for (index, head_dim) in PREFILL_HEAD_DIMS.into_iter().enumerate() {
-        let long =
-            Case::new(format!("pieces, head dim {head_dim}"), (2, 1), head_dim, [48, 64, 256][index], &[40], &[1190]);
+    for (index, [head_dim, value_dim]) in PREFILL_HEAD_DIMS.into_iter().enumerate() {
+        let (name, page) = (format!("pieces, head dim {head_dim}"), [48, 64, 16, 256][index]);
+        let long = Case::new(name, (2, 1), head_dim, page, &[40], &[1190]).values_of(value_dim);
         let all = |config: AttentionConfig| {
             let config = config.with_soft_cap(20.0).with_alibi().with_sinks().with_temperatures();
             config.with_mask(MaskForm::Bytes).with_window(Some(1180), None)

@@ -242,20 +242,21 @@ impl<'a> Copies<'a> {
 
     /// What an append's parameters were made from, for `config`'s cache.
     fn append(&self, p: &AppendParameters, source: DType, config: &AttentionConfig) -> Append {
-        let (tokens, head_dim) = (p.tokens as u64, config.head_dim);
-        let half = |view: &CacheView| {
+        let tokens = p.tokens as u64;
+        let half = |view: &CacheView, head_dim: u32| {
             let strides = [view.page_stride_bytes, view.token_stride_bytes, view.head_stride_bytes];
             let [page, token, head] = strides.map(|bytes| bytes / config.dtype.bytes() as i64);
-            CacheRows::contiguous(self.at(view.address), 1 << 20, Layout::Nhd, config).with_strides(page, token, head)
+            let half = CacheRows::contiguous(self.at(view.address), 1 << 20, Layout::Nhd, config);
+            CacheRows { head_dim, ..half }.with_strides(page, token, head)
         };
         let length_of = |address: u64| {
             let (region, _) = self.0.iter().find(|(region, _)| region.address == address).expect("page ids");
             region.bytes as u64 / 4
         };
         Append {
-            k: self.rows(&p.new_k, source, tokens, p.kv_heads, head_dim),
-            v: self.rows(&p.new_v, source, tokens, p.kv_heads, head_dim),
-            cache: PagedCache { k: half(&p.k), v: half(&p.v) },
+            k: self.rows(&p.new_k, source, tokens, p.kv_heads, config.head_dim),
+            v: self.rows(&p.new_v, source, tokens, p.kv_heads, config.value_head_dim),
+            cache: PagedCache { k: half(&p.k, config.head_dim), v: half(&p.v, config.value_head_dim) },
             destination: match p.slots {
                 0 => Destination::Positions {
                     requests: self.at(p.requests),
@@ -357,8 +358,8 @@ impl Operators for Public<'_> {
 
     fn append(&self, p: &AppendParameters, source: DType, cache: DType, regions: &[Region]) {
         let copies = Copies::new(self.device, regions);
-        let head_dim = 8 * p.chunks.get();
-        let config = AttentionConfig::new(p.kv_heads, p.kv_heads, head_dim, p.page_size.get()).with_dtype(cache);
+        let config = AttentionConfig::new(p.kv_heads, p.kv_heads, 8 * p.key_chunks, p.page_size.get());
+        let config = config.with_value_head_dim(8 * p.value_chunks).with_dtype(cache);
         let arguments = copies.append(p, source, &config);
         // SAFETY: the copies live until they are read back, which waits.
         unsafe { append(self.device, &config, &arguments, Stream::default()) }.unwrap();
@@ -404,7 +405,7 @@ impl RotatedAppends for Public<'_> {
         let copies = Copies::new(self.device, regions);
         let query_heads = if p.query_heads == 0 { append.kv_heads } else { p.query_heads };
         let attention = AttentionConfig::new(query_heads, append.kv_heads, p.head_dim, append.page_size.get());
-        let attention = attention.with_dtype(*cache);
+        let attention = attention.with_value_head_dim(8 * append.value_chunks).with_dtype(*cache);
         let is_shared = append.slots == 0 && p.positions == append.positions;
         let run = RopeAppend {
             q: copies.rotate(p, [&p.q, &p.q_out], *source, p.query_heads),

@@ -37,6 +37,8 @@ pub struct RopeAppendCase {
     pub name: String,
     /// What is rotated by what. The address of a table is not used.
     pub config: RopeConfig,
+    /// Elements of a value row.
+    pub value_head_dim: usize,
     /// Of the rows.
     pub source: DType,
     /// Of the cache.
@@ -66,6 +68,7 @@ pub fn rope_append_cases() -> Vec<RopeAppendCase> {
     let case = |name: &str, config: RopeConfig| RopeAppendCase {
         name: name.into(),
         config,
+        value_head_dim: config.head_dim as usize,
         source: DType::Bf16,
         cache: DType::Bf16,
         query_heads: 6,
@@ -127,6 +130,23 @@ pub fn rope_append_cases() -> Vec<RopeAppendCase> {
         RopeAppendCase { query_heads: 0, ..case("no queries", plain.with_rotary_dim(64)) },
         RopeAppendCase { query_heads: 0, kv_heads: 5, places: Places::Shared, ..case("no queries, one array", plain) },
         RopeAppendCase { query_heads: 1, kv_heads: 1, ..case("512 wide", RopeConfig::new(512)) },
+        RopeAppendCase {
+            value_head_dim: 128,
+            ..case("64 of keys of 192 are rotated, values of 128", RopeConfig::new(192).with_rotary_dim(64))
+        },
+        RopeAppendCase {
+            value_head_dim: 128,
+            gap: 8,
+            in_place: false,
+            ..case("values wider than keys", RopeConfig::new(64))
+        },
+        RopeAppendCase {
+            value_head_dim: 40,
+            cache: DType::F16,
+            layout: Layout::Padded,
+            places: Places::Positions,
+            ..case("a piece past the last unit, values of 40", RopeConfig::new(72).with_rotary_dim(48))
+        },
         RopeAppendCase { positions: Where::Ids(vec![]), ..case("no tokens", plain) },
         RopeAppendCase { positions: Where::Ids(vec![-1; 6]), ..case("no token has a position", plain) },
         RopeAppendCase { positions: offsets(&[], &[], 3), ..case("no requests, three tokens", plain) },
@@ -228,13 +248,15 @@ impl Fixture<'_> {
         let begins: Vec<u32> = (0..=lens.len()).map(|request| lens[..request].iter().sum()).collect();
         let table_rows = if cached == u64::MAX { 0 } else { cached as usize };
         let table: Vec<f32> = (0..table_rows * case.config.rotary_dim as usize).map(|_| random.normal()).collect();
-        let mut rows = |heads: usize| -> Vec<u8> {
-            let elements = tokens * case.token_elements(heads);
+        let (head_dim, value_dim) = (case.config.head_dim as usize, case.value_head_dim);
+        let mut rows = |heads: usize, dim: usize| -> Vec<u8> {
+            let elements = tokens * case.token_elements(heads, dim);
             encode(case.source, &(0..elements).map(|_| random.normal()).collect::<Vec<_>>())
         };
-        let (q, k, v) = (rows(case.query_heads), rows(case.kv_heads), rows(case.kv_heads));
-        let head_dim = case.config.head_dim as usize;
-        let (keys, values, elements) = strides(case.layout, pages, case.page_size, case.kv_heads, head_dim);
+        let (q, k) = (rows(case.query_heads, head_dim), rows(case.kv_heads, head_dim));
+        let v = rows(case.kv_heads, value_dim);
+        let (keys, values, elements) =
+            strides(case.layout, pages, case.page_size, case.kv_heads, [head_dim, value_dim]);
         let pool: Vec<u16> = (0..elements).map(|_| bits(case.cache, random.normal())).collect();
         let bytes = |values: &[u32]| bytemuck::cast_slice(values).to_vec();
         let signed = |values: &[i32]| bytemuck::cast_slice(values).to_vec();
@@ -285,19 +307,19 @@ impl Fixture<'_> {
 }
 
 impl RopeAppendCase {
-    fn row_elements(&self) -> usize {
-        self.config.head_dim as usize + self.gap
-    }
-
-    fn token_elements(&self, heads: usize) -> usize {
-        heads * self.row_elements() + 3 * self.gap
+    fn token_elements(&self, heads: usize, dim: usize) -> usize {
+        heads * (dim + self.gap) + 3 * self.gap
     }
 
     fn rows(&self, address: u64, dtype: DType, heads: usize) -> RowsView {
+        self.rows_of(address, dtype, heads, self.config.head_dim as usize)
+    }
+
+    fn rows_of(&self, address: u64, dtype: DType, heads: usize, dim: usize) -> RowsView {
         RowsView {
             address: if heads == 0 { 0 } else { address },
-            token_stride_bytes: (self.token_elements(heads) * dtype.bytes()) as i64,
-            head_stride_bytes: (self.row_elements() * dtype.bytes()) as i64,
+            token_stride_bytes: (self.token_elements(heads, dim) * dtype.bytes()) as i64,
+            head_stride_bytes: ((dim + self.gap) * dtype.bytes()) as i64,
         }
     }
 }
@@ -352,10 +374,11 @@ impl Memory {
     /// An append of rows of `source`.
     fn append(&mut self, fixture: &Fixture, source: DType) -> AppendParameters {
         let case = fixture.case;
-        let chunks = case.config.head_dim / 8;
+        let [key_chunks, value_chunks] = [case.config.head_dim / 8, case.value_head_dim as u32 / 8];
+        let chunks = key_chunks.max(value_chunks);
         AppendParameters {
             new_k: case.rows(self.k.address(), source, case.kv_heads),
-            new_v: case.rows(self.v.address(), source, case.kv_heads),
+            new_v: case.rows_of(self.v.address(), source, case.kv_heads, case.value_head_dim),
             k: fixture.keys.view(self.pool.address()),
             v: fixture.values.view(self.pool.address()),
             slots: if case.places == Places::Slots { self.slots.address() } else { 0 },
@@ -368,6 +391,8 @@ impl Memory {
             chunks: Divisor::new(chunks).unwrap(),
             token_chunks: Divisor::new(case.kv_heads as u32 * chunks).unwrap(),
             page_size: Divisor::new(case.page_size as u32).unwrap(),
+            key_chunks,
+            value_chunks,
             padding: 0,
         }
     }
@@ -408,7 +433,7 @@ impl Memory {
 pub fn check(case: &RopeAppendCase, executor: &dyn RotatedAppends) -> Result<(), String> {
     let fixture = Fixture::new(case);
     let mut fused = fixture.memory();
-    let units = case.config.head_dim / 16;
+    let units = case.config.head_dim.div_ceil(16);
     let parameters = RopeAppendParameters {
         rope: fused.rope(&fixture, [case.query_heads, case.kv_heads], case.source, units),
         append: fused.append(&fixture, case.source),
@@ -454,7 +479,7 @@ fn in_two_launches(fixture: &Fixture, rows: DType, executor: &dyn RotatedAppends
     let config = memory.config(case);
     let rotary_units = case.config.rotary_dim / 16;
     if case.query_heads != 0 {
-        let units = if case.in_place { rotary_units } else { case.config.head_dim / 16 };
+        let units = if case.in_place { rotary_units } else { case.config.head_dim.div_ceil(16) };
         let parameters = memory.rope(fixture, [case.query_heads, 0], rows, units);
         let regions = memory.regions(Access::Update, Access::Read, Access::Read);
         executor.rope(&RopeLaunch { config, parameters, dtype: case.source, regions });
@@ -494,7 +519,7 @@ impl Expected {
 
 fn by_oracle(fixture: &Fixture, memory: &Memory) -> Result<(), String> {
     let case = fixture.case;
-    let head_dim = case.config.head_dim as usize;
+    let (head_dim, value_dim) = (case.config.head_dim as usize, case.value_head_dim);
     let [q, k, v] = ["q", "k", "v"].map(|name| decode(case.source, fixture.before(name)));
     let mut q_out = Expected::untouched(case.source, fixture.before(if case.in_place { "q" } else { "q_out" }));
     let mut pool = Expected::untouched(case.cache, fixture.before("pool"));
@@ -510,17 +535,19 @@ fn by_oracle(fixture: &Fixture, memory: &Memory) -> Result<(), String> {
     };
     for (token, position) in fixture.rotated_by.iter().enumerate() {
         let Some(position) = *position else { continue };
-        let row = |heads: usize, head: usize| token * case.token_elements(heads) + head * case.row_elements();
-        for at in (0..case.query_heads).map(|head| row(case.query_heads, head)) {
+        let row =
+            |heads: usize, dim: usize, head: usize| token * case.token_elements(heads, dim) + head * (dim + case.gap);
+        for at in (0..case.query_heads).map(|head| row(case.query_heads, head_dim, head)) {
             put(&mut q_out, at, case.source, position, &q[at..][..head_dim]);
         }
         let Some((page, offset)) = fixture.cells[token] else { continue };
         for head in 0..case.kv_heads {
-            let at = row(case.kv_heads, head);
+            let at = row(case.kv_heads, head_dim, head);
             let key = fixture.keys.row(page, offset, head);
             put(&mut pool, key, case.cache, position, &k[at..][..head_dim]);
             let value = fixture.values.row(page, offset, head);
-            for (element, &new) in v[at..][..head_dim].iter().enumerate() {
+            let at = row(case.kv_heads, value_dim, head);
+            for (element, &new) in v[at..][..value_dim].iter().enumerate() {
                 let nearest = encode(case.cache, &[new as f32]);
                 pool.values[value + element] = decode(case.cache, &nearest)[0];
             }

@@ -957,10 +957,9 @@ pub fn configurations_no_kernel_runs_are_refused(device: &Device) {
         (AttentionConfig::new(0, 2, 128, 16), "query_heads is 0; it must be at least 1"),
         (AttentionConfig::new(129, 1, 128, 16), "query_heads / kv_heads is 129; supported is at most 128"),
         (AttentionConfig::new(8, 2, 128, 1025), "page_size_tokens is 1025; supported is at most 1024"),
-        (
-            AttentionConfig::new(8, 2, 72, 16),
-            "head_dim is 72; supported are [64, 80, 96, 112, 128, 160, 192, 224, 256, 512]",
-        ),
+        (AttentionConfig::new(8, 2, 12, 16), "head_dim is 12; supported are multiples of 8 from 8 to 512"),
+        (AttentionConfig::new(8, 2, 0, 16), "head_dim is 0; supported are multiples of 8 from 8 to 512"),
+        (config.with_value_head_dim(520), "value_head_dim is 520; supported are multiples of 8 from 8 to 512"),
         (config.with_softmax_scale(f32::INFINITY), "softmax_scale is inf; it must be finite"),
     ] {
         refused(Attention::new(device, config, SplitMode::Balanced, limits), message);
@@ -976,17 +975,19 @@ pub fn prefill_kernels_that_there_are_not_are_refused(device: &Device) {
     let config = |head_dim: u32, page: u32| AttentionConfig::new(8, 2, head_dim, page);
     let never = [
         (config(128, 12), SplitMode::Balanced),
-        (config(96, 16), SplitMode::Balanced),
+        (config(264, 16), SplitMode::Balanced),
+        (config(64, 16).with_value_head_dim(512), SplitMode::Balanced),
         (config(128, 16), SplitMode::BatchInvariant),
         (config(128, 16), SplitMode::FixedSplit { tokens: 64 }),
     ];
-    let on_gpus = [(config(128, 16), SplitMode::Balanced), (config(64, 8), SplitMode::Unsplit)];
+    let padded = (config(96, 16).with_value_head_dim(40), SplitMode::Balanced);
+    let on_gpus = [(config(128, 16), SplitMode::Balanced), (config(64, 8), SplitMode::Unsplit), padded];
     for (config, mode) in never.iter().chain(on_gpus.iter().filter(|_| device.is_cpu())) {
         let message = format!(
-            "no prefill kernel for head_dim {} and page_size_tokens {} here; it needs a Hopper GPU, head_dim 64, 128 or \
-             256, pages of a multiple of 8 tokens, SplitMode::Balanced or Unsplit, and of a custom variant a kernel in \
-             its bundle",
-            config.head_dim, config.page_size_tokens
+            "no prefill kernel for head_dim {}, value_head_dim {} and page_size_tokens {} here; it needs a Hopper GPU, \
+             head dims up to 256, pages of a multiple of 8 tokens, SplitMode::Balanced or Unsplit, and of a custom \
+             variant a kernel in its bundle",
+            config.head_dim, config.value_head_dim, config.page_size_tokens
         );
         for attention in [Attention::new, Attention::for_graphs] {
             refused(attention(device, *config, *mode, limits).unwrap().with_kernel(Kernel::Prefill), &message);

@@ -197,8 +197,19 @@ fn the_oracle_s_halves_are_its_whole() {
     let late = |position: usize, head: usize| row(position + 9, head);
     let rules = Rules::default();
     let part = |kv_len, k: &dyn Fn(usize, usize) -> Vec<f64>| {
-        Request { query_len: 1, kv_len, group: 1, softmax_scale: 0.3, causal: false, rules, q: &row, k, v: k }
-            .attend(0, 2)
+        Request {
+            query_len: 1,
+            kv_len,
+            group: 1,
+            value_head_dim: 8,
+            softmax_scale: 0.3,
+            causal: false,
+            rules,
+            q: &row,
+            k,
+            v: k,
+        }
+        .attend(0, 2)
     };
     let merged = merge(&[part(9, &row), part(12, &late)]);
     let whole = part(21, &row);

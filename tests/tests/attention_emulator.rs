@@ -20,6 +20,10 @@ fn affordable() -> Vec<Case> {
     table
 }
 
+fn tile(case: &Case, family: Family) -> AttendTile {
+    AttendTile::new(case.config.attend_head_dim(), family).unwrap()
+}
+
 /// 4 to 16 blocks: some queues hold many items, some none.
 fn blocks(index: usize) -> u32 {
     [4, 7, 16][index % 3]
@@ -44,8 +48,7 @@ fn check_all(family: Family, what: &str, plan: impl Fn(usize, &Fixture) -> PlanI
 fn check_whole(family: Family) {
     check_all(family, "whole", |index, Fixture { case, page_begin, .. }| {
         // Every second case in tall tiles, which the planner's plans have wherever they can.
-        let tall_rows = AttendTile::new(case.config.head_dim, family).unwrap().tall_rows(case.config.is_plain())
-            * (index as u32 % 2);
+        let tall_rows = tile(case, family).tall_rows(case.config.is_plain_for_attend()) * (index as u32 % 2);
         forced_split(case, page_begin, 1, Teams::new(case.config.kv_heads, blocks(index)), tall_rows)
     });
 }
@@ -53,17 +56,16 @@ fn check_whole(family: Family) {
 fn check_pieces(family: Family) {
     check_all(family, "in pieces", |index, Fixture { case, page_begin, .. }| {
         let pieces = [2, 3, 7][index / 3 % 3];
-        let tall_rows = AttendTile::new(case.config.head_dim, family).unwrap().tall_rows(case.config.is_plain())
-            * ((index as u32 + 1) % 2);
+        let tall_rows = tile(case, family).tall_rows(case.config.is_plain_for_attend()) * ((index as u32 + 1) % 2);
         forced_split(case, page_begin, pieces, Teams::new(case.config.kv_heads, blocks(index)), tall_rows)
     });
 }
 
 fn check_planned(family: Family) {
     check_all(family, "planned", |index, Fixture { case, page_begin, .. }| {
-        let tile = AttendTile::new(case.config.head_dim, family).unwrap();
-        let target =
-            Target::new(blocks(index), tile.tile_tokens()).with_tall_rows(tile.tall_rows(case.config.is_plain()));
+        let tile = tile(case, family);
+        let target = Target::new(blocks(index), tile.tile_tokens())
+            .with_tall_rows(tile.tall_rows(case.config.is_plain_for_attend()));
         planned(case, page_begin, target, MODES[index % 4])
     });
 }

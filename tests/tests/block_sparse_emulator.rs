@@ -36,7 +36,7 @@ fn patterns_are_the_oracle_s_answer_by_the_prefill_kernel() {
     for (index, case) in affordable().iter().enumerate() {
         let mut fixture = SparseFixture::new(case);
         let config = *fixture.sparse.config();
-        let Some(tile) = PrefillTile::new(config.head_dim) else { continue };
+        let Some(tile) = PrefillTile::new(config.head_dim, config.value_head_dim) else { continue };
         if tile.box_tokens(config.page_size_tokens).is_none() {
             continue;
         }

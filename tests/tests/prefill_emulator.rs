@@ -1,7 +1,7 @@
 //! The prefill kernels under the emulator, on the planner's plans and on ones cut by force. Any race, stray access,
 //! missing wait or missing fence in a kernel fails here, whatever the numbers.
 
-use kernels_gpu::abi::tile::{PREFILL_ROWS, PREFILL_THREADS, PrefillTile, Teams};
+use kernels_gpu::abi::tile::{PREFILL_HEAD_DIMS, PREFILL_ROWS, PREFILL_THREADS, PrefillTile, Teams};
 use oxattn::config::{AttentionConfig, DType};
 use oxattn::{SplitMode, Target};
 use oxattn_tests::cases::{Case, Unused, paged};
@@ -9,7 +9,7 @@ use oxattn_tests::executors::PrefillEmulator;
 use oxattn_tests::fixture::{Fixture, Lse};
 use oxattn_tests::layout::LAYOUTS;
 use oxattn_tests::plans::{PlanImage, forced_split_in_steps, planned};
-use oxattn_tests::prompts::{PAGE_SIZES, PREFILL_HEAD_DIMS, prefill_cases};
+use oxattn_tests::prompts::{PAGE_SIZES, prefill_cases};
 
 /// Of [`Case::prefill_cost`]: what one launch may cost; of a variant more, so that none is left out.
 const BUDGET: [u64; 2] = [3 << 20, 21 << 18];
@@ -22,7 +22,7 @@ fn affordable() -> Vec<Case> {
 }
 
 fn tile(case: &Case) -> PrefillTile {
-    PrefillTile::new(case.config.head_dim).unwrap()
+    case.prefill_tile().unwrap()
 }
 
 /// Runs every `step`-th affordable case under the plan that `plan` makes of its number.
@@ -71,25 +71,26 @@ fn prefill_in_pieces() {
 fn the_affordable_prefill_cases_cover_the_table() {
     let table = affordable();
     let has = |what: &str, holds: &dyn Fn(&Case) -> bool| assert!(table.iter().any(holds), "no case has {what}");
-    for head_dim in PREFILL_HEAD_DIMS {
+    for dims @ [head_dim, value_dim] in PREFILL_HEAD_DIMS {
+        let is_of = |case: &Case| [case.config.head_dim, case.config.value_head_dim] == dims;
         for page in PAGE_SIZES {
-            has(&format!("pages of {page}, head dim {head_dim}"), &|case| {
-                case.config.head_dim == head_dim && case.config.page_size_tokens == page
+            has(&format!("pages of {page}, head dim {head_dim} and {value_dim}"), &|case| {
+                is_of(case) && case.config.page_size_tokens == page
             });
         }
         for dtype in [DType::Bf16, DType::F16] {
-            has(&format!("{dtype} of {head_dim}"), &|case| {
-                case.config.head_dim == head_dim && case.config.dtype == dtype
-            });
+            has(&format!("{dtype} of {head_dim} and {value_dim}"), &|case| is_of(case) && case.config.dtype == dtype);
         }
         // Enough tiles for the stages to turn twice.
         let turns = |case: &Case| case.kv_lens.iter().any(|&kv_len| kv_len > 8 * tile(case).tile_tokens);
-        has("a ring that turns twice", &|case| case.config.head_dim == head_dim && turns(case));
-        has(&format!("cuts of {head_dim}"), &|case| case.config.head_dim == head_dim && pieces_of(case) > 1);
-        has(&format!("variants of {head_dim}"), &|case| case.config.head_dim == head_dim && !case.config.is_plain());
+        has("a ring that turns twice", &|case| is_of(case) && turns(case));
+        has(&format!("cuts of {head_dim} and {value_dim}"), &|case| is_of(case) && pieces_of(case) > 1);
+        has(&format!("variants of {head_dim} and {value_dim}"), &|case| is_of(case) && !case.config.is_plain());
+        let is_padded = |case: &Case| [tile(case).query_dim, tile(case).value_dim] == dims && !is_of(case);
+        has(&format!("rows narrower than {head_dim} and {value_dim}"), &is_padded);
         for group in [5, 7, 128] {
-            has(&format!("{group} heads of {head_dim}"), &|case| {
-                case.config.head_dim == head_dim && case.config.group() == group
+            has(&format!("{group} heads of {head_dim} and {value_dim}"), &|case| {
+                is_of(case) && case.config.group() == group
             });
         }
     }

@@ -1,7 +1,7 @@
 //! Shared prefixes on the kernels themselves, under the emulator: whatever a plan makes of them, the answers are the
 //! oracle's, with no race and no stray access.
 
-use kernels_gpu::abi::tile::{AttendTile, Family, PrefillTile};
+use kernels_gpu::abi::tile::{AttendTile, Family};
 use oxattn::{SplitMode, Target};
 use oxattn_tests::cases::Case;
 use oxattn_tests::executors::{Emulator, Executor, PrefillEmulator};
@@ -75,7 +75,7 @@ fn shared_by_prefill_kernels() {
     let mut table = prefill_prefix_cases();
     table.retain(|case| case.tile_cost() <= BUDGET);
     for (index, case) in table.iter().enumerate() {
-        let tile = PrefillTile::new(case.config.head_dim).unwrap();
+        let tile = case.prefill_tile().unwrap();
         let target = Target::for_prefill([16, 1, 30, 2][index % 4], tile, index % 2 == 0);
         let executor = PrefillEmulator::new(index as u64);
         run(case, target, SplitMode::Balanced, &executor, LSE[index % 3], &mut seen);

@@ -3,13 +3,12 @@
 //!
 //! Where there is no GPU, the tests say so and pass.
 
-use kernels_gpu::abi::tile::{ATTEND_HEAD_DIMS, Family};
+use kernels_gpu::abi::tile::{ATTEND_HEAD_DIMS, Family, PREFILL_HEAD_DIMS};
 use oxattn::{Attention, Device, Kernel, SplitMode, Stream};
 use oxattn_tests::cases::{Case, paged};
 use oxattn_tests::fixture::{Fixture, Lse};
 use oxattn_tests::layout::Layout;
 use oxattn_tests::plans::limits_for;
-use oxattn_tests::prompts::PREFILL_HEAD_DIMS;
 use oxattn_tests::public_api::Setup;
 use std::io::Write;
 
@@ -36,16 +35,17 @@ fn check(case: &Case, kernel: Kernel, mode: SplitMode) {
 }
 
 /// A batch with a short request and one whose keys are cut, of `query_len` tokens each.
-fn batch(name: &str, head_dim: u32, query_len: u32) -> Case {
+fn batch(name: &str, head_dims: [u32; 2], query_len: u32) -> Case {
     let mut case = Case {
-        name: format!("{name}, head dim {head_dim}"),
+        name: format!("{name}, head dims {head_dims:?}"),
         query_lens: vec![query_len; 2],
         kv_lens: vec![query_len + 9, 800],
         seeds: vec![0, 1],
         ..paged(16, Layout::Hnd)
     };
-    (case.config.query_heads, case.config.kv_heads, case.config.head_dim) = (4, 2, head_dim);
-    case.config.softmax_scale = 1.0 / (head_dim as f32).sqrt();
+    (case.config.query_heads, case.config.kv_heads) = (4, 2);
+    [case.config.head_dim, case.config.value_head_dim] = head_dims;
+    case.config.softmax_scale = 1.0 / (head_dims[0] as f32).sqrt();
     case
 }
 
@@ -57,42 +57,42 @@ fn modified(case: Case) -> Case {
 #[test]
 fn decode() {
     for head_dim in ATTEND_HEAD_DIMS {
-        check(&batch("decode", head_dim, 1), Kernel::Attend, SplitMode::Balanced);
+        check(&batch("decode", [head_dim; 2], 1), Kernel::Attend, SplitMode::Balanced);
     }
 }
 
 #[test]
 fn decode_modified() {
     for head_dim in [64, 128, 256] {
-        check(&modified(batch("decode", head_dim, 1)), Kernel::Attend, SplitMode::Balanced);
+        check(&modified(batch("decode", [head_dim; 2], 1)), Kernel::Attend, SplitMode::Balanced);
     }
 }
 
 #[test]
 fn tall_items() {
     for head_dim in [64, 80, 128, 256] {
-        check(&batch("tall items", head_dim, 40), Kernel::Attend, SplitMode::Balanced);
+        check(&batch("tall items", [head_dim; 2], 40), Kernel::Attend, SplitMode::Balanced);
     }
 }
 
 #[test]
 fn tall_items_modified() {
     for head_dim in [64, 80, 128, 256] {
-        check(&modified(batch("tall items", head_dim, 40)), Kernel::Attend, SplitMode::Balanced);
+        check(&modified(batch("tall items", [head_dim; 2], 40)), Kernel::Attend, SplitMode::Balanced);
     }
 }
 
 #[test]
 fn prompts() {
-    for head_dim in PREFILL_HEAD_DIMS {
-        check(&batch("prompts", head_dim, 70), Kernel::Prefill, SplitMode::Balanced);
+    for head_dims in PREFILL_HEAD_DIMS {
+        check(&batch("prompts", head_dims, 70), Kernel::Prefill, SplitMode::Balanced);
     }
 }
 
 #[test]
 fn prompts_modified() {
-    for head_dim in PREFILL_HEAD_DIMS {
-        check(&modified(batch("prompts", head_dim, 70)), Kernel::Prefill, SplitMode::Balanced);
+    for head_dims in PREFILL_HEAD_DIMS {
+        check(&modified(batch("prompts", head_dims, 70)), Kernel::Prefill, SplitMode::Balanced);
     }
 }
 
@@ -104,7 +104,7 @@ fn shared_prefixes() {
             kv_lens: (0..6).map(|request| 410 + request).collect(),
             seeds: (0..6).collect(),
             shared_tokens: (0..6).map(|request| if request == 0 { 0 } else { 400 }).collect(),
-            ..batch("shared prefixes", 128, 1)
+            ..batch("shared prefixes", [128; 2], 1)
         };
         case.config = case.config.with_shared_prefixes(1).always_sharing();
         check(&case, kernel, SplitMode::Balanced);

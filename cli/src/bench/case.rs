@@ -15,6 +15,9 @@ pub struct Case {
     pub query_heads: u32,
     pub kv_heads: u32,
     pub head_dim: u32,
+    /// Of values, where it is another.
+    #[serde(default)]
+    pub value_head_dim: Option<u32>,
     pub page_size: u32,
     #[serde(default = "bf16")]
     pub kv_dtype: String,

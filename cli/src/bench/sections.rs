@@ -29,6 +29,9 @@ const LSE_TOLERANCE: f64 = 2e-4;
 pub fn run(lab: &Lab, case: &Case) -> Vec<Row> {
     let result = match case.section.as_str() {
         _ if case.kv_dtype != "bf16" => Err(format!("kv_dtype {} is not supported; bf16 is", case.kv_dtype).into()),
+        "append_kv" | "rope_append" if case.value_head_dim.is_some() => {
+            Err(format!("value_head_dim is not supported in section {}", case.section).into())
+        }
         "decode" | "replay" | "prefill" | "append-chunk" | "mixed" => attention(lab, case),
         "prefix" => prefix(lab, case),
         "append_kv" => appending(lab, case),
@@ -186,21 +189,22 @@ pub fn attention_in(
     let batch = Batch::new(case, config.ragged)?;
     let Batch { kv_lens, query_lens, shared_tokens, query_begin, pages } = &batch;
     let tokens = query_begin[query_lens.len()] as u64;
-    let (heads, dim) = (config.query_heads as u64, config.head_dim as u64);
-    let pool_elements = pages.pool as u64 * (config.page_size_tokens * config.kv_heads) as u64 * dim;
+    let heads = config.query_heads as u64;
+    let [key_dim, value_dim] = [config.head_dim as u64, config.value_head_dim as u64];
+    let pool_rows = pages.pool as u64 * (config.page_size_tokens * config.kv_heads) as u64;
     let kv_tokens = query_lens.iter().zip(kv_lens).map(|(query, kv)| seen(case, *query, *kv)).sum::<u64>()
         - shared_tokens.iter().map(|tokens| *tokens as u64).sum::<u64>();
-    let row_bytes = dim * 2;
-    let kv_bytes = kv_tokens * config.kv_heads as u64 * row_bytes * 2;
+    let key_and_value_bytes = 2 * (key_dim + value_dim);
+    let kv_bytes = kv_tokens * config.kv_heads as u64 * key_and_value_bytes;
     // A window reads little of a cache, which is there all the same.
-    let most_sets = (MOST_CACHE_BYTES / (4 * pool_elements).max(1)).clamp(1, MOST_SETS);
+    let most_sets = (MOST_CACHE_BYTES / (pool_rows * key_and_value_bytes).max(1)).clamp(1, MOST_SETS);
     let sets = (ROTATED_BYTES / kv_bytes.max(1)).clamp(1, most_sets) as usize;
 
     let caches = (0..sets)
-        .map(|_| Ok((lab.random(pool_elements, 0)?, lab.random(pool_elements, 1)?)))
+        .map(|_| Ok((lab.random(pool_rows * key_dim, 0)?, lab.random(pool_rows * value_dim, 1)?)))
         .collect::<Result<Vec<_>, Failure>>()?;
-    let q = lab.random(tokens * heads * dim, 1)?;
-    let out = lab.device.allocate((tokens * heads * row_bytes) as usize)?;
+    let q = lab.random(tokens * heads * key_dim, 1)?;
+    let out = lab.device.allocate((2 * tokens * heads * value_dim) as usize)?;
     let lse = lab.device.allocate((tokens * heads * 4) as usize)?;
     let page_ids = lab.device.upload(&pages.ids)?;
     let table = match config.ragged {
@@ -227,9 +231,8 @@ pub fn attention_in(
     let kv = |set: usize| {
         let (k, v) = (caches[set].0.address(), caches[set].1.address());
         if config.ragged {
-            let rows =
-                |address| Rows::contiguous(address, DType::Bf16, pages.pool as u64, config.kv_heads, config.head_dim);
-            return KvMemory::Ragged { k: rows(k), v: rows(v) };
+            let rows = |address, dim| Rows::contiguous(address, DType::Bf16, pages.pool as u64, config.kv_heads, dim);
+            return KvMemory::Ragged { k: rows(k, config.head_dim), v: rows(v, config.value_head_dim) };
         }
         KvMemory::Paged {
             cache: PagedCache::separate(k, v, pages.pool as u64, layout, &config),
@@ -239,7 +242,7 @@ pub fn attention_in(
     let arguments = |set: usize| Run {
         q: Rows::contiguous(q.address(), DType::Bf16, tokens, config.query_heads, config.head_dim),
         kv: kv(set),
-        out: Rows::contiguous(out.address(), DType::Bf16, tokens, config.query_heads, config.head_dim),
+        out: Rows::contiguous(out.address(), DType::Bf16, tokens, config.query_heads, config.value_head_dim),
         lse: Some(Lse2::contiguous(lse.address(), tokens, config.query_heads).into()),
         variant: inputs.arguments(),
     };
@@ -259,10 +262,10 @@ pub fn attention_in(
 
     let timing = lab.time(sets, &call)?;
     let us_cold = if timing.median < 2000.0 { Some(lab.time_cold(sets, &call)?) } else { None };
-    let bytes = kv_bytes + 2 * tokens * heads * row_bytes;
+    let bytes = kv_bytes + tokens * heads * key_and_value_bytes;
     let gbps = bytes as f64 / timing.median / 1e3;
     let pairs: u64 = query_lens.iter().zip(kv_lens).map(|(query, kv)| pairs(case, *query, *kv)).sum();
-    let flops = 4 * pairs * heads * dim;
+    let flops = 2 * pairs * heads * (key_dim + value_dim);
     Ok(Row {
         tflops: Some(flops as f64 / timing.median / 1e6),
         us: Some(timing.median),
@@ -306,7 +309,8 @@ fn check(
     answer: &Answer,
 ) -> (f64, f64) {
     let Batch { kv_lens, query_lens, query_begin, pages, .. } = batch;
-    let (heads, kv_heads, dim) = (config.query_heads as u64, config.kv_heads as u64, config.head_dim as u64);
+    let (heads, kv_heads) = (config.query_heads as u64, config.kv_heads as u64);
+    let [key_dim, value_dim] = [config.head_dim as u64, config.value_head_dim as u64];
     let longest = (0..kv_lens.len()).max_by_key(|i| kv_lens[*i]).unwrap_or(0);
     let (mut difference, mut norm, mut lse_error) = (0.0, 0.0, 0f64);
     let last = kv_lens.len() - 1;
@@ -314,7 +318,7 @@ fn check(
     for (request, head, quarters) in
         [(0, 0, 4), (last, heads - 1, 0), (last / 2, heads / 3, 2), (longest, heads / 2, 3)]
     {
-        let cache_row = |position: usize, kv_head: usize, which: usize| -> Vec<f64> {
+        let cache_row = |position: usize, kv_head: usize, dim: u64, which: usize| -> Vec<f64> {
             let page = pages.ids[pages.begin[request] as usize + position / config.page_size_tokens as usize] as u64;
             let (size, slot) = (config.page_size_tokens as u64, position as u64 % config.page_size_tokens as u64);
             let row = match layout {
@@ -329,20 +333,21 @@ fn check(
             query_len: query_lens[request] as usize,
             kv_len: kv_lens[request] as usize,
             group: config.group() as usize,
+            value_head_dim: config.value_head_dim as usize,
             softmax_scale: config.softmax_scale as f64,
             causal: config.causal,
             rules,
             q: &|token, head| {
-                let begin = row_of(token, head as u64) * dim;
-                (begin..begin + dim).map(|i| lab.value(i, 1)).collect()
+                let begin = row_of(token, head as u64) * key_dim;
+                (begin..begin + key_dim).map(|i| lab.value(i, 1)).collect()
             },
-            k: &|position, kv_head| cache_row(position, kv_head, 0),
-            v: &|position, kv_head| cache_row(position, kv_head, 1),
+            k: &|position, kv_head| cache_row(position, kv_head, key_dim, 0),
+            v: &|position, kv_head| cache_row(position, kv_head, value_dim, 1),
         };
         let token = (query_lens[request] as usize - 1) * quarters / 4;
         let expected = oracle.attend(token, head as usize);
         let row = row_of(token, head) as usize;
-        let got = &answer.out[row * dim as usize..(row + 1) * dim as usize];
+        let got = &answer.out[row * value_dim as usize..(row + 1) * value_dim as usize];
         for (got, expected) in got.iter().zip(&expected.out) {
             difference += (got.to_f64() - expected).powi(2);
             norm += expected.powi(2);

@@ -14,6 +14,9 @@ use super::lab::Lab;
 /// A case's config.
 pub fn config(case: &Case) -> AttentionConfig {
     let mut config = AttentionConfig::new(case.query_heads, case.kv_heads, case.head_dim, case.page_size);
+    if let Some(value_head_dim) = case.value_head_dim {
+        config = config.with_value_head_dim(value_head_dim);
+    }
     if case.window_left.is_some() {
         config = config.with_window(case.window_left, None);
     }

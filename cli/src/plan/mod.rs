@@ -155,8 +155,10 @@ fn planner(arguments: &Arguments, kv_lens: &[u32]) -> Result<Planner, PlanComman
         max_kv_len_tokens: kv_lens.iter().copied().max().unwrap_or(0),
         max_kv_tokens: kv_lens.iter().map(|&kv_len| kv_len as u64).sum(),
     };
-    let tile = AttendTile::new(config.head_dim, Family::Sm90a).expect("validated: there is a kernel for the head dim");
-    let mut target = Target::for_tile(MULTIPROCESSORS, tile, config.is_plain()).with_read_gb_per_s(arguments.gb_per_s);
+    let tile = AttendTile::new(config.attend_head_dim(), Family::Sm90a)
+        .expect("validated: there is a kernel for the head dim");
+    let mut target =
+        Target::for_tile(MULTIPROCESSORS, tile, config.is_plain_for_attend()).with_read_gb_per_s(arguments.gb_per_s);
     target.blocks = arguments.blocks.unwrap_or(target.blocks);
     Ok(Planner::new(config, target, arguments.mode, limits)?)
 }

@@ -67,6 +67,7 @@ impl Checker {
             query_len: 1,
             kv_len,
             group: self.config.group() as usize,
+            value_head_dim: self.config.value_head_dim as usize,
             softmax_scale: self.config.softmax_scale as f64,
             causal: self.config.causal,
             rules: oracle::Rules::default(),

@@ -24,8 +24,9 @@ use crate::workspace::WorkspaceLayout;
 pub enum Kernel {
     /// For all batches, on every device.
     Attend,
-    /// For batches with prompts, on Hopper: head dims 64, 128 and 256, page sizes that are multiples of 8 tokens, and split
-    /// modes whose results may depend on the batch; with a custom variant, where its bundle has one.
+    /// For batches with prompts, on Hopper: head dims up to 256, page sizes that are multiples of 8 tokens, and split modes
+    /// whose results may depend on the batch; with a custom variant, where its bundle has one. Unasked it is given to head
+    /// dims 64, 128, 256, and 192 of values of 128, alone: narrower rows are padded to these.
     Prefill,
 }
 
@@ -49,7 +50,7 @@ impl fmt::Display for Kernel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Choice {
-    /// There is no other for the device, the attention and its split mode.
+    /// There is no other for the device, the attention and its split mode, or none that is chosen unasked.
     Only,
     /// [`Attention::with_kernel`](super::Attention::with_kernel) said so.
     Given,
@@ -149,7 +150,11 @@ impl Path {
 pub(super) struct Prefill {
     /// For batches of few row tiles and of many.
     paths: [Path; 2],
+    #[cfg(feature = "cuda")]
+    pub tile: PrefillTile,
     pub box_tokens: u32,
+    /// Whether batches get it unasked: not with rows narrower than its own, which were not timed.
+    pub is_usual: bool,
 }
 
 impl Prefill {
@@ -161,14 +166,21 @@ impl Prefill {
         limits: Limits,
     ) -> Result<Option<Prefill>, Error> {
         let is_free = matches!(mode, SplitMode::Balanced | SplitMode::Unsplit);
-        let Some(tile) = PrefillTile::new(config.head_dim) else { return Ok(None) };
+        let Some(tile) = PrefillTile::fitting(config.head_dim, config.value_head_dim) else { return Ok(None) };
         let page_tokens = if config.ragged { RAGGED_PAGE_TOKENS } else { config.page_size_tokens };
         let Some(box_tokens) = tile.box_tokens(page_tokens) else { return Ok(None) };
         if !is_free {
             return Ok(None);
         }
         let path = |all_busy| Path::new(config, Target::for_prefill(multiprocessors, tile, all_busy), mode, limits);
-        Ok(Some(Prefill { paths: [path(false)?, path(true)?], box_tokens }))
+        let is_usual = [config.head_dim, config.value_head_dim] == [tile.query_dim, tile.value_dim];
+        Ok(Some(Prefill {
+            paths: [path(false)?, path(true)?],
+            #[cfg(feature = "cuda")]
+            tile,
+            box_tokens,
+            is_usual,
+        }))
     }
 
     pub fn path(&self, many: bool) -> &Path {
@@ -302,11 +314,19 @@ mod tests {
             let config = AttentionConfig::new(32, 8, head_dim, page);
             Prefill::new(config, 132, mode, LIMITS).unwrap().map(|prefill| prefill.box_tokens)
         };
+        let is_usual = |head_dim, value_head_dim| {
+            let config = AttentionConfig::new(32, 8, head_dim, 16).with_value_head_dim(value_head_dim);
+            Prefill::new(config, 132, SplitMode::Balanced, LIMITS).unwrap().map(|prefill| prefill.is_usual)
+        };
+        assert_eq!([is_usual(64, 64), is_usual(192, 128), is_usual(256, 256)], [Some(true); 3]);
+        assert_eq!([is_usual(96, 96), is_usual(192, 192), is_usual(128, 64), is_usual(8, 8)], [Some(false); 4]);
+        assert_eq!([is_usual(264, 64), is_usual(64, 512)], [None; 2]);
         assert_eq!(has(64, 48, SplitMode::Balanced), Some(16));
         assert_eq!(has(128, 1024, SplitMode::Unsplit), Some(128));
         assert_eq!(has(256, 1024, SplitMode::Unsplit), Some(64));
         assert_eq!(has(128, 4, SplitMode::Balanced), None);
-        assert_eq!(has(96, 16, SplitMode::Balanced), None);
+        assert_eq!(has(96, 16, SplitMode::Balanced), Some(16));
+        assert_eq!(has(512, 16, SplitMode::Balanced), None);
         assert_eq!(has(128, 16, SplitMode::BatchInvariant), None);
         assert_eq!(has(128, 16, SplitMode::FixedSplit { tokens: 128 }), None);
     }

@@ -18,18 +18,17 @@ const MIN_TOKENS: usize = 16;
 /// # Safety
 /// `parameters` describe live memory as [the module](super) says.
 pub unsafe fn append(parameters: &AppendParameters, source: DType, cache: DType) {
-    let head_dim = 8 * parameters.chunks.get() as usize;
     (0..parameters.tokens).into_par_iter().with_min_len(MIN_TOKENS).for_each(|token| {
         // SAFETY: the caller's.
         let Some((page, offset)) = (unsafe { cell(parameters, token) }) else { return };
         for head in 0..parameters.kv_heads {
-            let copy = |new: &RowsView, view: &CacheView| {
+            let copy = |new: &RowsView, view: &CacheView, chunks: u32| {
                 let (from, to) = (row_address(new, token, head), cache_address(view, page, offset, head));
                 // SAFETY: the caller's; tokens name different cells.
-                unsafe { convert_row(from, source, to, cache, head_dim) };
+                unsafe { convert_row(from, source, to, cache, 8 * chunks as usize) };
             };
-            copy(&parameters.new_k, &parameters.k);
-            copy(&parameters.new_v, &parameters.v);
+            copy(&parameters.new_k, &parameters.k, parameters.key_chunks);
+            copy(&parameters.new_v, &parameters.v, parameters.value_chunks);
         }
     });
 }

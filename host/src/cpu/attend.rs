@@ -20,24 +20,19 @@ use std::f32::consts::LOG2_E;
 
 /// Keys whose f32 copies are held at once: K and V of head dim 128 are 32 KiB, the first-level cache.
 const BLOCK_KEYS: usize = 32;
-/// f32 sums a loop keeps side by side; every head dim is a multiple.
+/// f32 sums a loop keeps side by side; rows are padded with zeros to a multiple.
 const LANES: usize = 16;
 
 /// Runs the items of all queues.
 ///
 /// `variant` is what the attention does beside plain softmax, its arrays in host memory; `dtype` is that of queries,
-/// cache and outputs; `head_dim` is a multiple of 16.
+/// cache and outputs.
 ///
 /// # Safety
 /// `parameters` and `header` describe live memory as [the module](super) says.
-pub unsafe fn attend(
-    parameters: &AttendParameters,
-    header: &PlanHeader,
-    head_dim: u32,
-    dtype: DType,
-    variant: &ModifiedParameters,
-) {
-    let launch = Launch { parameters, head_dim: head_dim as usize, dtype, variant };
+pub unsafe fn attend(parameters: &AttendParameters, header: &PlanHeader, dtype: DType, variant: &ModifiedParameters) {
+    let [head_dim, value_head_dim] = [parameters.key_pieces, parameters.value_pieces].map(|pieces| 8 * pieces as usize);
+    let launch = Launch { parameters, head_dim, value_head_dim, dtype, variant };
     // SAFETY: the caller's. The queues lie end to end, so their items are one range.
     let (first, end) = unsafe {
         (read::<u32>(parameters.queue_begin, 0), read::<u32>(parameters.queue_begin, 2 * header.teams as usize))
@@ -66,7 +61,10 @@ pub unsafe fn attend(
 
 struct Launch<'a> {
     parameters: &'a AttendParameters,
+    /// Elements of a query or key row.
     head_dim: usize,
+    /// Elements of a value or output row.
+    value_head_dim: usize,
     dtype: DType,
     variant: &'a ModifiedParameters,
 }
@@ -134,10 +132,10 @@ impl Launch<'_> {
             // SAFETY: the caller's.
             unsafe {
                 fold(
-                    self.head_dim,
+                    self.value_head_dim,
                     states.map(|state| State {
                         lse_log2: read(parameters.partial_lse, state),
-                        values: parameters.partial_out + 4 * (state * self.head_dim) as u64,
+                        values: parameters.partial_out + 4 * (state * self.value_head_dim) as u64,
                         dtype: DType::F32,
                     }),
                     |out, lse_log2| self.write_row(token, head, out, lse_log2),
@@ -180,7 +178,7 @@ struct Row {
     sum: f32,
 }
 
-/// A thread's buffers: f32 rows of `head_dim`.
+/// A thread's buffers: f32 rows, each of as many [`LANES`] as it fits.
 #[derive(Default)]
 struct Scratch {
     rows: Vec<Row>,
@@ -198,7 +196,8 @@ thread_local! {
 /// As [`attend`]'s.
 #[inline(always)]
 unsafe fn attend_item<const FUSED: bool>(launch: &Launch, item: &WorkItem, kv_head: u32, scratch: &mut Scratch) {
-    let (parameters, head_dim) = (launch.parameters, launch.head_dim);
+    let parameters = launch.parameters;
+    let [key_row, value_row] = [launch.head_dim, launch.value_head_dim].map(|dim| dim.next_multiple_of(LANES));
     // SAFETY: the caller's.
     unsafe { scratch.begin(launch, item, kv_head) };
     let kv_end = scratch.rows.iter().map(|row| row.visible_end).max().unwrap_or(0);
@@ -207,21 +206,22 @@ unsafe fn attend_item<const FUSED: bool>(launch: &Launch, item: &WorkItem, kv_he
         let keys = (kv_end - begin).min(BLOCK_KEYS as u32) as usize;
         // SAFETY: the caller's.
         unsafe {
-            load_block(launch, item, kv_head, &parameters.k, begin, &mut scratch.k[..keys * head_dim]);
-            load_block(launch, item, kv_head, &parameters.v, begin, &mut scratch.v[..keys * head_dim]);
+            let [k, v] = [&mut scratch.k[..keys * key_row], &mut scratch.v[..keys * value_row]];
+            load_block(launch, item, kv_head, (&parameters.k, launch.head_dim), begin, k);
+            load_block(launch, item, kv_head, (&parameters.v, launch.value_head_dim), begin, v);
         }
-        let rows = scratch.rows.iter_mut().zip(scratch.q.chunks_exact(head_dim));
-        for ((row, q), out) in rows.zip(scratch.out.chunks_exact_mut(head_dim)) {
+        let rows = scratch.rows.iter_mut().zip(scratch.q.chunks_exact(key_row));
+        for ((row, q), out) in rows.zip(scratch.out.chunks_exact_mut(value_row)) {
             let hidden = keys.min(row.visible_begin.saturating_sub(begin) as usize);
             let visible = keys.min(row.visible_end.saturating_sub(begin) as usize);
             if hidden >= visible {
                 continue;
             }
             let p = &mut scores[hidden..visible];
-            dot_rows::<FUSED>(p, q, &scratch.k[hidden * head_dim..]);
+            dot_rows::<FUSED>(p, q, &scratch.k[hidden * key_row..]);
             // SAFETY: the caller's.
             unsafe { launch.modify(row, begin + hidden as u32, p) };
-            let values = &scratch.v[hidden * head_dim..];
+            let values = &scratch.v[hidden * value_row..];
             if launch.variant.sigmoid != 0 {
                 let bias_log2 = launch.variant.sigmoid_bias_log2;
                 p.iter_mut().for_each(|p| *p = 1.0 / (1.0 + (-*p - bias_log2).exp2()));
@@ -256,21 +256,30 @@ unsafe fn key_address(launch: &Launch, item: &WorkItem, kv_head: u32, view: &Cac
     cache_address(view, page, token, kv_head)
 }
 
-/// Reads a block of cache rows, as many as `to` holds, from key `begin` on, and asks for the block after it: rows of
-/// one head lie too far apart for the processor to guess.
+/// Reads a block of cache rows of `head_dim` elements, as many as `to` holds, from key `begin` on, and asks for the block
+/// after it: rows of one head lie too far apart for the processor to guess.
 ///
 /// # Safety
 /// As [`attend`]'s.
 #[inline(always)]
-unsafe fn load_block(launch: &Launch, item: &WorkItem, kv_head: u32, view: &CacheView, begin: u32, to: &mut [f32]) {
-    for (key, to) in (begin..).zip(to.chunks_exact_mut(launch.head_dim)) {
+unsafe fn load_block(
+    launch: &Launch,
+    item: &WorkItem,
+    kv_head: u32,
+    (view, head_dim): (&CacheView, usize),
+    begin: u32,
+    to: &mut [f32],
+) {
+    for (key, to) in (begin..).zip(to.chunks_exact_mut(head_dim.next_multiple_of(LANES))) {
         // SAFETY: the caller's.
         unsafe {
             let ahead = key + BLOCK_KEYS as u32;
             if ahead < item.kv_end_tokens {
-                prefetch(key_address(launch, item, kv_head, view, ahead), launch.head_dim * launch.dtype.bytes());
+                prefetch(key_address(launch, item, kv_head, view, ahead), head_dim * launch.dtype.bytes());
             }
-            load_row(key_address(launch, item, kv_head, view, key), launch.dtype, to);
+            let (row, padding) = to.split_at_mut(head_dim);
+            load_row(key_address(launch, item, kv_head, view, key), launch.dtype, row);
+            padding.fill(0.0);
         }
     }
 }
@@ -281,7 +290,8 @@ impl Scratch {
     /// # Safety
     /// As [`attend`]'s.
     unsafe fn begin(&mut self, launch: &Launch, item: &WorkItem, kv_head: u32) {
-        let (parameters, variant, head_dim) = (launch.parameters, launch.variant, launch.head_dim);
+        let (parameters, variant) = (launch.parameters, launch.variant);
+        let [key_row, value_row] = [launch.head_dim, launch.value_head_dim].map(|dim| dim.next_multiple_of(LANES));
         let rows = item.rows as usize;
         let entry = |array: u64, index: u32, absent: f32| match array {
             0 => absent,
@@ -290,12 +300,12 @@ impl Scratch {
         };
         let scale = variant.scale / entry(variant.temperatures, item.request, 1.0);
         self.rows.clear();
-        self.q.resize(rows * head_dim, 0.0);
+        self.q.resize(rows * key_row, 0.0);
         self.out.clear();
-        self.out.resize(rows * head_dim, 0.0);
-        self.k.resize(BLOCK_KEYS * head_dim, 0.0);
-        self.v.resize(BLOCK_KEYS * head_dim, 0.0);
-        for (packed, q) in (item.row_begin..).zip(self.q.chunks_exact_mut(head_dim)) {
+        self.out.resize(rows * value_row, 0.0);
+        self.k.resize(BLOCK_KEYS * key_row, 0.0);
+        self.v.resize(BLOCK_KEYS * value_row, 0.0);
+        for (packed, q) in (item.row_begin..).zip(self.q.chunks_exact_mut(key_row)) {
             let (token, head_in_group) = parameters.group.divide(packed);
             let head = kv_head * parameters.group.get() + head_in_group;
             let position = token as i64 + item.query_position as i64;
@@ -330,8 +340,10 @@ impl Scratch {
                 row.max = entry(variant.sinks, head, f32::NEG_INFINITY) * LOG2_E;
                 row.sum = if row.max == f32::NEG_INFINITY { 0.0 } else { 1.0 };
             }
+            let (q, padding) = q.split_at_mut(launch.head_dim);
             // SAFETY: the caller's.
             unsafe { load_row(row_address(&parameters.q, row.token, row.head), launch.dtype, q) };
+            padding.fill(0.0);
             q.iter_mut().for_each(|q| *q *= scale);
             self.rows.push(row);
         }
@@ -342,8 +354,10 @@ impl Scratch {
     /// # Safety
     /// As [`attend`]'s.
     unsafe fn finish(&mut self, launch: &Launch, item: &WorkItem, kv_head: u32) {
-        let (parameters, head_dim) = (launch.parameters, launch.head_dim);
-        for (index, (row, out)) in self.rows.iter().zip(self.out.chunks_exact_mut(head_dim)).enumerate() {
+        let (parameters, head_dim) = (launch.parameters, launch.value_head_dim);
+        let outputs = self.out.chunks_exact_mut(head_dim.next_multiple_of(LANES));
+        for (index, (row, out)) in self.rows.iter().zip(outputs).enumerate() {
+            let out = &mut out[..head_dim];
             let (reciprocal, lse_log2) =
                 if row.sum == 0.0 { (0.0, f32::NEG_INFINITY) } else { (1.0 / row.sum, row.max + row.sum.log2()) };
             out.iter_mut().for_each(|out| *out *= reciprocal);

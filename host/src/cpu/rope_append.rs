@@ -24,7 +24,8 @@ pub unsafe fn rope_append(parameters: &RopeAppendParameters, source: DType, cach
             // SAFETY: the caller's; tokens name different cells.
             unsafe {
                 rotate(rope, [row_address(&rope.k, token, head), k], [source, cache], scratch);
-                convert_row(row_address(&append.new_v, token, head), source, v, cache, rope.head_dim as usize);
+                let value = row_address(&append.new_v, token, head);
+                convert_row(value, source, v, cache, 8 * append.value_chunks as usize);
             }
         }
     };

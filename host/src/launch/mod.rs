@@ -358,17 +358,19 @@ fn custom_variant(
         let built = records.map(|record| record.symbol.clone()).filter(|symbol| symbol.starts_with(&prefix)).collect();
         return Err(CustomVariantError::NotBuilt { variant, symbol, family: family.name(), built });
     };
-    let tile = AttendTile::new(config.head_dim, family).expect("validated head dims have a tile");
+    let tile = AttendTile::new(config.attend_head_dim(), family).expect("validated head dims have a tile");
     let bounds = |threads, blocks_per_multiprocessor, shared_bytes| LaunchBounds {
         threads,
         blocks_per_multiprocessor,
         shared_bytes,
     };
     check_bounds(&symbol, kernel.launch, bounds(tile.threads(), tile.blocks_per_multiprocessor, tile.shared_bytes()))?;
-    let symbol = config.prefill_symbol();
-    let prefill = PrefillTile::new(config.head_dim).zip(bundle.kernel(&symbol, family));
-    if let Some((tile, kernel)) = prefill {
-        check_bounds(&symbol, kernel.launch, bounds(PREFILL_THREADS, 1, tile.shared_bytes()))?;
+    let prefill = PrefillTile::fitting(config.head_dim, config.value_head_dim).and_then(|tile| {
+        let symbol = config.prefill_symbol(tile);
+        Some((tile, bundle.kernel(&symbol, family)?, symbol))
+    });
+    if let Some((tile, kernel, symbol)) = &prefill {
+        check_bounds(symbol, kernel.launch, bounds(PREFILL_THREADS, 1, tile.shared_bytes()))?;
     }
     Ok(CustomKernels { parameters_bytes: record.parameters_bytes, has_prefill: prefill.is_some() })
 }
@@ -443,7 +445,7 @@ mod tests {
     /// `near` with a prefill kernel for head dim 64 beside its attend kernels.
     fn bundle_with_prefill(change: impl FnOnce(&mut LaunchBounds)) -> Bundle {
         user_bundle(|manifest| {
-            let shared_bytes = PrefillTile::new(64).unwrap().shared_bytes();
+            let shared_bytes = PrefillTile::new(64, 64).unwrap().shared_bytes();
             let mut launch = LaunchBounds { threads: PREFILL_THREADS, blocks_per_multiprocessor: 1, shared_bytes };
             change(&mut launch);
             let symbol = "prefill_near_bf16_d64".to_owned();

@@ -135,7 +135,7 @@ impl Batch {
             group,
             tile_tokens,
             teams: target.teams(config.kv_heads).teams,
-            folds_are_long: config.group().min(ATTEND_TILE_ROWS) * config.head_dim >= LONG_STATE_ELEMENTS,
+            folds_are_long: config.group().min(ATTEND_TILE_ROWS) * config.value_head_dim >= LONG_STATE_ELEMENTS,
             causal: config.causal,
             window: Window::new(config),
             rule: PieceRule::new(config, target, mode),

@@ -98,8 +98,8 @@ impl Plan {
 
     /// Why the plan is as it is.
     pub fn explain(&self) -> Explain {
-        let (heads, head_dim) = (self.config.kv_heads as u64, self.config.head_dim as u64);
-        let key_bytes = 2 * heads * head_dim * self.config.dtype.bytes() as u64;
+        let key_bytes = self.config.kv_heads as u64 * self.config.key_and_value_bytes();
+        let state_columns = self.target.state_columns.max(self.config.value_head_dim) as u64;
         let keys: u64 = self.items().iter().map(keys).sum();
         Explain {
             tile_rows: [ATTEND_TILE_ROWS, self.target.tall_rows],
@@ -119,7 +119,7 @@ impl Plan {
             teams: self.target.teams(self.config.kv_heads),
             partial_rows: self.header.partial_rows,
             kv_bytes: keys * key_bytes,
-            partial_bytes: self.header.partial_rows as u64 * 4 * (head_dim + 1),
+            partial_bytes: self.header.partial_rows as u64 * 4 * (state_columns + 1),
             image_bytes: self.header.image_bytes,
             balance: self.balance(),
             read_gb_per_s: self.target.read_gb_per_s,

@@ -153,7 +153,8 @@ pub(super) fn place(
         align(items_offset_bytes + items_bytes + size_of::<SharedRow>() as u64 * max_shared_rows + 4 * max_folds);
     fits("plan image bytes", image_bytes as u128, u32::MAX as u64)?;
     let partial_out_offset_bytes = image_bytes;
-    let partial_lse_offset_bytes = align(partial_out_offset_bytes + 4 * max_partial_rows * config.head_dim as u64);
+    let state_columns = target.state_columns_of(config) as u64;
+    let partial_lse_offset_bytes = align(partial_out_offset_bytes + 4 * max_partial_rows * state_columns);
     Ok(WorkspaceLayout {
         arrivals_offset_bytes,
         queue_begin_offset_bytes,

@@ -55,6 +55,8 @@ pub struct Target {
     pub all_tall: bool,
     /// Whether every block counts, even if some then take several KV heads one after another.
     pub all_busy: bool,
+    /// Columns of a partial state, if more than the values have: the kernel's head dim.
+    pub state_columns: u32,
     /// What the device reads from its memory, where that is known: for predictions, never for a plan.
     pub read_gb_per_s: Option<u32>,
 }
@@ -62,12 +64,30 @@ pub struct Target {
 impl Target {
     /// `blocks` blocks that walk tiles of `tile_tokens` keys, with short items alone.
     pub const fn new(blocks: u32, tile_tokens: u32) -> Target {
-        Target { blocks, tile_tokens, tall_rows: 0, all_tall: false, all_busy: false, read_gb_per_s: None }
+        Target {
+            blocks,
+            tile_tokens,
+            tall_rows: 0,
+            all_tall: false,
+            all_busy: false,
+            state_columns: 0,
+            read_gb_per_s: None,
+        }
     }
 
     /// The same with tall items of up to `tall_rows` packed rows.
     pub const fn with_tall_rows(self, tall_rows: u32) -> Target {
         Target { tall_rows, ..self }
+    }
+
+    /// Columns of a partial state of an attention.
+    pub(crate) const fn state_columns_of(self, config: &AttentionConfig) -> u32 {
+        if self.state_columns > config.value_head_dim { self.state_columns } else { config.value_head_dim }
+    }
+
+    /// The same with partial states of `state_columns` columns, or as many as the values have where that is more.
+    pub const fn with_state_columns(self, state_columns: u32) -> Target {
+        Target { state_columns, ..self }
     }
 
     /// The same on a device that reads `read_gb_per_s` gigabytes a second; 0 if that is not known.
@@ -85,6 +105,7 @@ impl Target {
         Target {
             all_tall: true,
             all_busy,
+            state_columns: tile.value_dim,
             ..Target::new(multiprocessors, tile.tile_tokens).with_tall_rows(PREFILL_ROWS)
         }
     }
@@ -97,7 +118,9 @@ impl Target {
     /// The attend kernel of `tile` on a device with `multiprocessors`; `is_plain` says that no variant takes its registers.
     pub const fn for_tile(multiprocessors: u32, tile: AttendTile, is_plain: bool) -> Target {
         let blocks = multiprocessors.saturating_mul(tile.blocks_per_multiprocessor);
-        Target::new(blocks, tile.tile_tokens()).with_tall_rows(tile.tall_rows(is_plain))
+        Target::new(blocks, tile.tile_tokens())
+            .with_tall_rows(tile.tall_rows(is_plain))
+            .with_state_columns(tile.head_dim)
     }
 }
 
@@ -320,6 +343,12 @@ impl Planner {
     /// What the caller's workspace must hold. It depends on the limits only, so one workspace serves every plan.
     pub fn workspace_size(&self) -> WorkspaceLayout {
         *self.plan.arrays.layout()
+    }
+
+    /// Columns of a partial state.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn state_columns(&self) -> u32 {
+        self.plan.target.state_columns_of(&self.plan.config)
     }
 
     /// The limits given to [`Planner::new`].

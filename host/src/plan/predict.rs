@@ -33,7 +33,7 @@ impl Plan {
             return Some(0.0);
         }
         let teams = self.target.teams(self.config.kv_heads);
-        let key_bytes = 2 * self.config.head_dim as u64 * self.config.dtype.bytes() as u64;
+        let key_bytes = self.config.key_and_value_bytes();
         let block_key_bytes = (key_bytes * teams.heads_per_block as u64) as f64;
         let keys_of = |items: &[_]| items.iter().map(super::explain::keys).sum::<u64>();
         let mut queue_keys: Vec<u64> = self.queues().map(keys_of).collect();

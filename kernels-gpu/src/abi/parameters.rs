@@ -45,7 +45,7 @@ pub struct AttendParameters {
     pub arrivals: u64,
     /// Page ids, `u32`; of ragged keys and values, `first_kv_rows` of the plan image.
     pub page_indices: u64,
-    /// `[states, head_dim]` f32 partial outputs.
+    /// `[states, head_dim]` f32 partial outputs, of the kernel's head dim, or that of its values.
     pub partial_out: u64,
     /// `[states]` f32 partial LSE, base 2.
     pub partial_lse: u64,
@@ -75,6 +75,10 @@ pub struct AttendParameters {
     pub lse_scale: f32,
     /// For prefill kernels, tokens of the boxes that the tensor maps copy; else 0.
     pub box_tokens: u32,
+    /// 16-byte pieces of a query or key row.
+    pub key_pieces: u32,
+    /// 16-byte pieces of a value or output row.
+    pub value_pieces: u32,
 }
 
 /// The fold kernel's parameters.
@@ -86,13 +90,13 @@ pub struct FoldParameters {
     pub attend: AttendParameters,
     /// The plan image.
     pub plan: u64,
-    /// Elements of an output row.
-    pub head_dim: u32,
+    /// Columns of a partial state: an output row's, or more.
+    pub state_columns: u32,
     /// Fills the struct to a multiple of 8 bytes.
     pub padding: u32,
 }
 
-/// Tensor maps of K and V, as the driver encodes them: dims head dim, page size, KV heads, pages (of ragged
+/// Tensor maps of K and V, as the driver encodes them: dims head dim of keys or values, page size, KV heads, pages (of ragged
 /// rows: head dim, rows, KV heads, 1); boxes of 64 elements of
 /// [`box_tokens`](AttendParameters::box_tokens) tokens, swizzled by 128 bytes. Prefill kernels take them as their third
 /// parameter, which the build aligns to 64 bytes: the compiler knows no parameters of such an alignment.
@@ -165,9 +169,9 @@ pub struct MergeStatesParameters {
 #[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
 #[repr(C)]
 pub struct AppendParameters {
-    /// New keys, `[tokens, kv_heads, head_dim]`.
+    /// New keys, `[tokens, kv_heads, head dim of keys]`.
     pub new_k: RowsView,
-    /// New values.
+    /// New values, in rows of their own head dim.
     pub new_v: RowsView,
     /// Key cache.
     pub k: CacheView,
@@ -187,12 +191,16 @@ pub struct AppendParameters {
     pub tokens: u32,
     /// KV heads.
     pub kv_heads: u32,
-    /// 16-byte pieces of a cache row: `head_dim / 8`.
+    /// 16-byte pieces of a cache row, of keys or values, whichever has more.
     pub chunks: Divisor,
     /// 16-byte pieces of a token: `kv_heads * chunks`.
     pub token_chunks: Divisor,
     /// Tokens of a page.
     pub page_size: Divisor,
+    /// 16-byte pieces of a key row.
+    pub key_chunks: u32,
+    /// 16-byte pieces of a value row.
+    pub value_chunks: u32,
     /// Fills the struct to a multiple of 8 bytes.
     pub padding: u32,
 }
@@ -382,10 +390,10 @@ impl Report {
 const _: () = {
     assert!(size_of::<CacheView>() == 32);
     assert!(size_of::<RowsView>() == 24);
-    assert!(size_of::<AttendParameters>() == 6 * 8 + 3 * 24 + 2 * 32 + 3 * 12 + 20);
+    assert!(size_of::<AttendParameters>() == 6 * 8 + 3 * 24 + 2 * 32 + 3 * 12 + 28);
     assert!(size_of::<FoldParameters>() == size_of::<AttendParameters>() + 16);
     assert!(size_of::<MergeStatesParameters>() == 4 * 24 + 4 * 8 + 8 + 12 + 12);
-    assert!(size_of::<AppendParameters>() == 2 * 24 + 2 * 32 + 5 * 8 + 8 + 36 + 4);
+    assert!(size_of::<AppendParameters>() == 2 * 24 + 2 * 32 + 5 * 8 + 8 + 36 + 12);
     assert!(size_of::<PositionsParameters>() == 40);
     assert!(size_of::<RopeParameters>() == 4 * 24 + 5 * 8 + 8 * 4 + 2 * 12);
     assert!(core::mem::offset_of!(RopeParameters, units) == 168);

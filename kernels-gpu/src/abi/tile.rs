@@ -17,7 +17,7 @@ pub enum Family {
 /// How the attend kernel works for one head dim on one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttendTile {
-    /// Elements of a key or value row.
+    /// Elements of a key or value row, at most: what narrower rows lack is zeros.
     pub head_dim: u32,
     /// Warps that share a tile's tokens, 16 each.
     pub kv_warps: u32,
@@ -37,6 +37,19 @@ pub const TALL_STAGES: u32 = 2;
 
 /// Head dims the attend kernel is built for.
 pub const ATTEND_HEAD_DIMS: [u32; 10] = [64, 80, 96, 112, 128, 160, 192, 224, 256, 512];
+
+/// The least head dim that the attend kernel is built for and rows of `query_dim` queries and keys and `value_dim` values
+/// fit; `None` past the widest.
+pub const fn attend_head_dim(query_dim: u32, value_dim: u32) -> Option<u32> {
+    let mut i = 0;
+    while i < ATTEND_HEAD_DIMS.len() {
+        if query_dim <= ATTEND_HEAD_DIMS[i] && value_dim <= ATTEND_HEAD_DIMS[i] {
+            return Some(ATTEND_HEAD_DIMS[i]);
+        }
+        i += 1;
+    }
+    None
+}
 
 /// Threads of a merge block: a warp folds a row.
 pub const MERGE_THREADS: u32 = 128;
@@ -151,11 +164,17 @@ pub const PREFILL_THREADS: u32 = 128 * (1 + PREFILL_WARPGROUPS);
 /// Tokens of the smallest box of keys that a prefill kernel has copied at once: the rows of a swizzle's pattern.
 pub const PREFILL_LEAST_BOX_TOKENS: u32 = 8;
 
-/// How the prefill kernel works for one head dim; it is built for Hopper alone. One block fills a multiprocessor.
+/// Head dims the prefill kernel is built for: of queries and keys, and of values.
+pub const PREFILL_HEAD_DIMS: [[u32; 2]; 4] = [[64, 64], [128, 128], [192, 128], [256, 256]];
+
+/// How the prefill kernel works for one pair of head dims; it is built for Hopper alone. One block fills a
+/// multiprocessor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefillTile {
-    /// Elements of a key or value row.
-    pub head_dim: u32,
+    /// Elements of a query or key row, at most: what narrower rows lack is zeros.
+    pub query_dim: u32,
+    /// Elements of a value row, at most.
+    pub value_dim: u32,
     /// Keys of a tile.
     pub tile_tokens: u32,
     /// Tiles in shared memory.
@@ -168,33 +187,51 @@ impl PrefillTile {
     /// Shared memory in which a warp that computes turns its output rows: 16 of 64 columns.
     pub const TURNED_BYTES: u32 = 2 * 16 * 64;
 
-    /// The tile of a head dim, or `None` where no kernel is built.
-    pub const fn new(head_dim: u32) -> Option<PrefillTile> {
-        // Scores, weights and outputs of a row are 1.5 * tile_tokens + head_dim numbers in four threads, which leaves the
-        // least registers at 128.
-        let (tile_tokens, stages) = match head_dim {
-            64 => (128, 4),
-            128 => (128, 2),
-            256 => (64, 2),
+    /// The tile of a pair of head dims, or `None` where no kernel is built.
+    pub const fn new(query_dim: u32, value_dim: u32) -> Option<PrefillTile> {
+        // Scores, weights and outputs of a row are 1.5 * tile_tokens + value_dim numbers in four threads, which leaves the
+        // least registers at 128. Two stages of 192 and 128 are 160 KiB beside 48 of queries.
+        let (tile_tokens, stages) = match (query_dim, value_dim) {
+            (64, 64) => (128, 4),
+            (128, 128) | (192, 128) => (128, 2),
+            (256, 256) => (64, 2),
             _ => return None,
         };
-        Some(PrefillTile { head_dim, tile_tokens, stages })
+        Some(PrefillTile { query_dim, value_dim, tile_tokens, stages })
+    }
+
+    /// The first of [`PREFILL_HEAD_DIMS`] that rows of `query_dim` queries and keys and `value_dim` values fit.
+    pub const fn fitting(query_dim: u32, value_dim: u32) -> Option<PrefillTile> {
+        let mut i = 0;
+        while i < PREFILL_HEAD_DIMS.len() {
+            let [widest_query, widest_value] = PREFILL_HEAD_DIMS[i];
+            if query_dim <= widest_query && value_dim <= widest_value {
+                return PrefillTile::new(widest_query, widest_value);
+            }
+            i += 1;
+        }
+        None
     }
 
     /// Shared memory of an item's query rows.
     pub const fn query_bytes(self) -> u32 {
-        2 * PREFILL_ROWS * self.head_dim
+        2 * PREFILL_ROWS * self.query_dim
     }
 
-    /// Shared memory of a tile's keys, and of its values.
-    pub const fn copy_bytes(self) -> u32 {
-        2 * self.tile_tokens * self.head_dim
+    /// Shared memory of a tile's keys.
+    pub const fn key_bytes(self) -> u32 {
+        2 * self.tile_tokens * self.query_dim
+    }
+
+    /// Shared memory of a stage: a tile's keys, then its values.
+    pub const fn stage_bytes(self) -> u32 {
+        self.key_bytes() + 2 * self.tile_tokens * self.value_dim
     }
 
     /// Shared memory of a block.
     pub const fn shared_bytes(self) -> u32 {
         let turned_bytes = 4 * PREFILL_WARPGROUPS * PrefillTile::TURNED_BYTES;
-        PrefillTile::BARRIER_BYTES + self.query_bytes() + 2 * self.stages * self.copy_bytes() + turned_bytes
+        PrefillTile::BARRIER_BYTES + self.query_bytes() + self.stages * self.stage_bytes() + turned_bytes
     }
 
     /// Tokens of a box: as many as fit both a page and a tile in whole numbers; `None` if the hardware cannot copy such
@@ -275,27 +312,50 @@ const _: () = {
         assert!(ampere.stage_bytes() >= 4 * ampere.kv_warps * ATTEND_TILE_ROWS * ampere.head_dim);
         i += 1;
     }
+    let mut i = 0;
+    while i < PREFILL_HEAD_DIMS.len() {
+        let [query_dim, value_dim] = PREFILL_HEAD_DIMS[i];
+        assert!(PrefillTile::new(query_dim, value_dim).unwrap().shared_bytes() <= 227 * 1024);
+        i += 1;
+    }
 };
 
 #[cfg(test)]
 mod tests {
-    use super::{PREFILL_LEAST_BOX_TOKENS, PrefillTile, Teams};
+    use super::{PREFILL_HEAD_DIMS, PREFILL_LEAST_BOX_TOKENS, PrefillTile, Teams, attend_head_dim};
+
+    #[test]
+    fn rows_get_the_narrowest_kernel_they_fit() {
+        let attend = |query_dim, value_dim| attend_head_dim(query_dim, value_dim);
+        assert_eq!([attend(8, 8), attend(64, 72), attend(72, 64), attend(96, 96)], [64, 80, 80, 96].map(Some));
+        assert_eq!([attend(320, 8), attend(8, 257), attend(512, 512)], [Some(512); 3]);
+        assert_eq!([attend(520, 8), attend(8, 513)], [None; 2]);
+        let prefill = |query_dim, value_dim| {
+            PrefillTile::fitting(query_dim, value_dim).map(|tile| [tile.query_dim, tile.value_dim])
+        };
+        for dims in PREFILL_HEAD_DIMS {
+            assert_eq!(prefill(dims[0], dims[1]), Some(dims));
+        }
+        assert_eq!([prefill(8, 64), prefill(8, 72), prefill(136, 8)], [[64, 64], [128, 128], [192, 128]].map(Some));
+        assert_eq!([prefill(128, 136), prefill(200, 8), prefill(192, 192)], [Some([256, 256]); 3]);
+        assert_eq!([prefill(264, 8), prefill(8, 264)], [None; 2]);
+    }
 
     #[test]
     fn boxes_fit_pages_and_tiles() {
-        for head_dim in [64, 128, 256] {
-            let tile = PrefillTile::new(head_dim).unwrap();
+        for [query_dim, value_dim] in PREFILL_HEAD_DIMS {
+            let tile = PrefillTile::new(query_dim, value_dim).unwrap();
             for page in 1..=1024u32 {
                 let fits = |tokens: &u32| page.is_multiple_of(*tokens) && tile.tile_tokens.is_multiple_of(*tokens);
                 let largest =
                     (PREFILL_LEAST_BOX_TOKENS..=256).filter(|tokens| tokens.is_power_of_two()).filter(fits).max();
-                assert_eq!(tile.box_tokens(page), largest, "pages of {page}, head dim {head_dim}");
+                assert_eq!(tile.box_tokens(page), largest, "pages of {page}, head dim {query_dim}");
                 assert_eq!(largest.is_some(), page.is_multiple_of(8), "pages of {page}");
             }
             // A lane has a box.
             assert!(tile.tile_tokens / PREFILL_LEAST_BOX_TOKENS <= 32);
         }
-        assert!([80, 96, 192, 512, 0].into_iter().all(|head_dim| PrefillTile::new(head_dim).is_none()));
+        assert!([80, 96, 192, 512, 0].into_iter().all(|head_dim| PrefillTile::new(head_dim, head_dim).is_none()));
     }
 
     #[test]

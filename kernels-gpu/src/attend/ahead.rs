@@ -10,6 +10,7 @@ use super::copies::{copy_tile, page_of, store_row_address};
 use super::shape::{MOST_ROUNDS, Room, Shape};
 use super::work::{Cursor, Work};
 use crate::abi::parameters::AttendParameters;
+use crate::variant::Variant;
 
 /// The next tile whose addresses are to be worked out.
 #[derive(Clone, Copy)]
@@ -124,7 +125,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Pipeline<HEAD_DIM, HOPPER> {
     /// Addresses need the plan and the page ids alone, so they are worked out while the grid before this one still
     /// runs; queries, keys and values may be what that grid writes.
     #[inline(always)]
-    pub unsafe fn begin(p: &AttendParameters, at: Cursor) -> Self {
+    pub unsafe fn begin<V: Variant>(p: &AttendParameters, at: Cursor) -> Self {
         let room = Room::new();
         // SAFETY: the kernel's contract.
         unsafe {
@@ -134,7 +135,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Pipeline<HEAD_DIM, HOPPER> {
             sync_threads();
             grid::wait_for_previous_grid();
             grid::allow_next_grid();
-            copy::<HEAD_DIM, HOPPER, MOST_ROUNDS>(room, 0, second.ready_rows, thread::thread_idx_x());
+            copy::<V, HEAD_DIM, HOPPER, MOST_ROUNDS>(p, room, 0, second.ready_rows, thread::thread_idx_x());
             commit_async_copies();
             second.publish(p, room, 1, page).store(room.tall_slot(1));
         }
@@ -149,21 +150,27 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Pipeline<HEAD_DIM, HOPPER> {
 
     /// Starts the copies of the tile after this one, and the page lookup of the tile after that.
     #[inline(always)]
-    pub unsafe fn step(&self, p: &AttendParameters) -> u32 {
+    pub unsafe fn step<V: Variant>(&self, p: &AttendParameters) -> u32 {
         // SAFETY: the caller's contract.
-        unsafe { self.step_by::<MOST_ROUNDS>(p) }
+        unsafe { self.step_by::<V, MOST_ROUNDS>(p) }
     }
 
     /// The same, with the addresses of so many rounds in registers at once.
     #[inline(always)]
-    pub unsafe fn step_by<const AT_ONCE: usize>(&self, p: &AttendParameters) -> u32 {
+    pub unsafe fn step_by<V: Variant, const AT_ONCE: usize>(&self, p: &AttendParameters) -> u32 {
         let other = self.stage ^ 1;
         // SAFETY: the kernel's contract; the other stage was consumed before the last barrier.
         unsafe {
             let ahead = Ahead::load(self.room.tall_slot(other));
             let page = ahead.look_up(p, Self::TILE_TOKENS);
             if ahead.ready_rows != NONE {
-                copy::<HEAD_DIM, HOPPER, AT_ONCE>(self.room, other, ahead.ready_rows, anew(thread::thread_idx_x()));
+                copy::<V, HEAD_DIM, HOPPER, AT_ONCE>(
+                    p,
+                    self.room,
+                    other,
+                    ahead.ready_rows,
+                    anew(thread::thread_idx_x()),
+                );
             }
             commit_async_copies();
             page
@@ -185,7 +192,8 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Pipeline<HEAD_DIM, HOPPER> {
 
 /// Starts the copies of a tile into a stage, by the addresses of the same parity.
 #[inline(always)]
-unsafe fn copy<const HEAD_DIM: u32, const HOPPER: bool, const AT_ONCE: usize>(
+unsafe fn copy<V: Variant, const HEAD_DIM: u32, const HOPPER: bool, const AT_ONCE: usize>(
+    p: &AttendParameters,
     room: Room<HEAD_DIM, HOPPER>,
     stage: u32,
     rows: u32,
@@ -195,10 +203,10 @@ unsafe fn copy<const HEAD_DIM: u32, const HOPPER: bool, const AT_ONCE: usize>(
     unsafe {
         if Shape::<HEAD_DIM, HOPPER>::HAS_WARPGROUPS {
             let tiles = (room.key_panels(stage), room.value_panels(stage));
-            copy_tile::<HEAD_DIM, HOPPER, AT_ONCE>(room, stage, tiles, rows, thread);
+            copy_tile::<V, HEAD_DIM, HOPPER, AT_ONCE>(p, room, stage, tiles, rows, thread);
         } else {
             let tiles = (room.keys(stage), room.values(stage));
-            copy_tile::<HEAD_DIM, HOPPER, AT_ONCE>(room, stage, tiles, rows, thread);
+            copy_tile::<V, HEAD_DIM, HOPPER, AT_ONCE>(p, room, stage, tiles, rows, thread);
         }
     }
 }

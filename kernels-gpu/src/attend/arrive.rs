@@ -5,6 +5,7 @@ use super::fold::fold_item;
 use super::work::{Cursor, Work};
 use crate::abi::parameters::AttendParameters;
 use crate::merge::Values;
+use crate::variant::Variant;
 
 /// Counts the block's pieces of split items in; the block that counts an item's last piece folds the pieces' states,
 /// in their order, so that the result does not depend on who that is. It comes after the queue's last item, apart
@@ -14,7 +15,7 @@ use crate::merge::Values;
 /// the fold, and the second barrier hands that order to the block. All `threads` of the block call this together, and
 /// nobody uses its first `shared_bytes`.
 #[inline(always)]
-pub(super) unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32>(
+pub(super) unsafe fn arrive<E: Element + Values, V: Variant, const HEAD_DIM: u32>(
     p: &AttendParameters,
     queue: Cursor,
     threads: u32,
@@ -58,7 +59,7 @@ pub(super) unsafe fn arrive<E: Element + Values, const HEAD_DIM: u32>(
                         let slot = words.add(3 * i);
                         let item = [slot.load(), slot.add(1).load(), slot.add(2).load()];
                         let work = Work::from_words(item, Cursor { item: first + i, head, ..queue });
-                        fold_item::<E>(p, HEAD_DIM, &work, room);
+                        fold_item::<E>(p, V::PADS, HEAD_DIM, &work, room);
                     }
                     i += 1;
                 }

@@ -2,20 +2,22 @@
 //!
 //! The copies of a tile need 16 bytes from each row's address, and an address costs a page lookup and a division. So
 //! one thread a row works the addresses out an iteration early and leaves them in shared memory.
-use simt::{asynchronous::copy_async_16, global::Global, shared::Shared, thread};
+use simt::{asynchronous::copy_async_16, global::Global, registers::anew, shared::Shared, thread};
 
 use super::shape::{MOST_ROUNDS, Room, Shape};
 use super::work::{Cursor, Work};
 use crate::abi::parameters::{AttendParameters, CacheView};
 use crate::tile::{Rows, unroll};
+use crate::variant::Variant;
 
-/// Starts the copies of a tile of `rows` rows, whose addresses are those of `parity`; rows past them become zero. Keys
-/// and values lie in the same way. `AT_ONCE` rounds have their addresses in registers at once, four a round.
+/// Starts the copies of a tile of `rows` rows, whose addresses are those of `parity`; rows past them, and of padded rows
+/// the columns past their own, become zero. Keys and values lie in the same way. `AT_ONCE` rounds have their addresses in registers at once, four a round.
 ///
 /// # Safety
 /// The kernel's contract; all threads call together, and the stage was consumed before the last barrier.
 #[inline(always)]
-pub(super) unsafe fn copy_tile<const HEAD_DIM: u32, const HOPPER: bool, const AT_ONCE: usize>(
+pub(super) unsafe fn copy_tile<V: Variant, const HEAD_DIM: u32, const HOPPER: bool, const AT_ONCE: usize>(
+    p: &AttendParameters,
     room: Room<HEAD_DIM, HOPPER>,
     parity: u32,
     (keys, values): (impl Rows, impl Rows),
@@ -65,8 +67,9 @@ pub(super) unsafe fn copy_tile<const HEAD_DIM: u32, const HOPPER: bool, const AT
                     let Place { k, v, row, further, chunk, .. } = place(round(i) as u32);
                     let bytes = if (row as i32) < rows as i32 - further as i32 { 16 } else { 0 };
                     let [k_low, k_high, v_low, v_high] = addresses[i];
-                    copy_async_16(k, address(k_low, k_high).add(16 * chunk as u64), bytes);
-                    copy_async_16(v, address(v_low, v_high).add(16 * chunk as u64), bytes);
+                    let of = |pieces: u32| if V::PADS && chunk >= pieces { 0 } else { bytes };
+                    copy_async_16(k, address(k_low, k_high).add(16 * chunk as u64), of(p.key_pieces));
+                    copy_async_16(v, address(v_low, v_high).add(16 * chunk as u64), of(p.value_pieces));
                 }
             });
         });
@@ -131,12 +134,12 @@ pub(super) unsafe fn store_row_address(p: &AttendParameters, to: Shared<[u32; 4]
     unsafe { to.store([k as u32, (k >> 32) as u32, v as u32, (v >> 32) as u32]) };
 }
 
-/// Starts the copies of an item's query rows, and fills up to `filled` rows with zeros.
+/// Starts the copies of an item's query rows, and fills up to `filled` rows, and padded ones, with zeros.
 ///
 /// # Safety
 /// The kernel's contract; nobody reads the rows that were there before.
 #[inline(always)]
-pub(super) unsafe fn copy_queries<const HEAD_DIM: u32, const HOPPER: bool>(
+pub(super) unsafe fn copy_queries<V: Variant, const HEAD_DIM: u32, const HOPPER: bool>(
     p: &AttendParameters,
     at: Cursor,
     tile: impl Rows,
@@ -150,8 +153,10 @@ pub(super) unsafe fn copy_queries<const HEAD_DIM: u32, const HOPPER: bool>(
         let chunk = index % Shape::<HEAD_DIM, HOPPER>::CHUNKS;
         let valid = row < work.rows;
         let source = work.row(&p.q, p.group, if valid { row } else { 0 }).add(16 * chunk as u64);
+        // Worked out here, and not kept: the widest kernels have no register for it.
+        let has = valid && (!V::PADS || anew(chunk) < p.key_pieces);
         // SAFETY: a live query row, by the kernel's contract.
-        unsafe { copy_async_16(tile.chunk(row, chunk), source, if valid { 16 } else { 0 }) };
+        unsafe { copy_async_16(tile.chunk(row, chunk), source, if has { 16 } else { 0 }) };
         index += Shape::<HEAD_DIM, HOPPER>::TILE.threads();
     }
 }

@@ -18,7 +18,7 @@ use crate::merge::{Values, fold_rows};
 ///
 /// # Safety
 /// `p` describes live memory as [`crate::abi`] says; the launch has [`FOLD_THREADS`] threads and [`FOLD_SHARED_BYTES`]
-/// of shared memory, and the head dim is at most 4 for each thread.
+/// of shared memory, and a state has at most 4 columns for each thread.
 #[inline(always)]
 pub unsafe fn fold<E: Element + Values>(p: FoldParameters) {
     // SAFETY: the caller's contract covers every address formed below.
@@ -29,39 +29,43 @@ pub unsafe fn fold<E: Element + Values>(p: FoldParameters) {
         // The next attention may begin on its plan meanwhile: what it waits for is this launch, whose every block waits.
         grid::allow_next_grid();
         grid::wait_for_previous_grid();
-        let (p, head_dim) = (&p.attend, p.head_dim);
+        let (p, state_columns) = (&p.attend, p.state_columns);
         let mut index = thread::block_idx_x();
         while index < folds * p.kv_heads {
             let (tile, head) = (index / p.kv_heads, index % p.kv_heads);
             let item = first.add(tile as u64).load_constant();
             let at = Cursor { item, item_end: item + 1, head, head_begin: head, head_end: head + 1 };
             let room = (Shared::dynamic(), FOLD_SHARED_BYTES, FOLD_THREADS);
-            fold_item::<E>(p, head_dim, &Work::read(p, at), room);
+            fold_item::<E>(p, true, state_columns, &Work::read(p, at), room);
             index += thread::grid_dim_x();
         }
     }
 }
 
-/// Folds the partial states of an item's rows.
+/// Folds the partial states of an item's rows, which may have more columns than the output if it `pads`.
 ///
 /// # Safety
 /// The kernel's contract; the states are complete, and the room is as [`fold_rows`] wants it.
 #[inline(always)]
 pub(super) unsafe fn fold_item<E: Element + Values>(
     p: &AttendParameters,
-    head_dim: u32,
+    pads: bool,
+    state_columns: u32,
     work: &Work,
     room: (Shared<u8>, u32, u32),
 ) {
     let mut first = 0;
     while first < work.rows {
         let states = work.states(first);
-        let values = Global::<f32>::new(p.partial_out).add(states * head_dim as u64);
+        let values = Global::<f32>::new(p.partial_out).add(states * state_columns as u64);
         let lse = Global::new(p.partial_lse).add(states);
         let rows = (work.rows - first).min(ATTEND_TILE_ROWS);
         // SAFETY: the caller's contract.
         unsafe {
-            fold_rows(head_dim, room, (rows, work.pieces), (values, lse), |row, column, values, lse_log2| {
+            fold_rows(state_columns, room, (rows, work.pieces), (values, lse), |row, column, values, lse_log2| {
+                if pads && column >= 8 * p.value_pieces {
+                    return;
+                }
                 let row = first + row;
                 E::store(work.row(&p.out, p.group, row).add(2 * column as u64), values);
                 if column == 0 && p.lse.address != 0 {

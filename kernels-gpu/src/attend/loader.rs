@@ -6,6 +6,7 @@ use super::shape::{MOST_ROUNDS, Room, Shape, next};
 use super::work::{Cursor, Work};
 use crate::abi::parameters::AttendParameters;
 use crate::abi::tile::{ATTEND_TILE_ROWS, AttendTile};
+use crate::variant::Variant;
 
 /// A tile whose addresses lie in shared memory.
 #[derive(Clone, Copy)]
@@ -47,7 +48,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
     /// Addresses need the plan and the page ids alone, so they are worked out while the grid before this one still
     /// runs; queries, keys and values may be what that grid writes.
     #[inline(always)]
-    pub unsafe fn begin(&mut self, p: &AttendParameters, room: Room<HEAD_DIM, HOPPER>) {
+    pub unsafe fn begin<V: Variant>(&mut self, p: &AttendParameters, room: Room<HEAD_DIM, HOPPER>) {
         // SAFETY: the kernel's contract.
         unsafe {
             let page = self.look_up(p);
@@ -61,9 +62,9 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
             sync_threads();
             grid::wait_for_previous_grid();
             grid::allow_next_grid();
-            self.copy(p, room, first, 0, thread::thread_idx_x());
+            self.copy::<V>(p, room, first, 0, thread::thread_idx_x());
             if Self::TILE.stages == 3 {
-                self.copy(p, room, self.ready, 1, thread::thread_idx_x());
+                self.copy::<V>(p, room, self.ready, 1, thread::thread_idx_x());
                 sync_threads();
             }
             self.publish(p, room, page);
@@ -73,18 +74,18 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
     /// Starts the copies of the tile whose addresses are ready, and the page lookup of the tile after it. `thread` is
     /// this thread, whose places in a tile are kept in registers, or worked out anew if it is.
     #[inline(always)]
-    pub unsafe fn step(&mut self, p: &AttendParameters, room: Room<HEAD_DIM, HOPPER>, thread: u32) -> u32 {
+    pub unsafe fn step<V: Variant>(&mut self, p: &AttendParameters, room: Room<HEAD_DIM, HOPPER>, thread: u32) -> u32 {
         // SAFETY: the kernel's contract.
         unsafe {
             let page = self.look_up(p);
-            self.copy(p, room, self.ready, self.parity ^ 1, thread);
+            self.copy::<V>(p, room, self.ready, self.parity ^ 1, thread);
             page
         }
     }
 
     /// Starts the copies of a tile, and of the query rows where it is its item's first.
     #[inline(always)]
-    unsafe fn copy(
+    unsafe fn copy<V: Variant>(
         &mut self,
         p: &AttendParameters,
         room: Room<HEAD_DIM, HOPPER>,
@@ -97,11 +98,11 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Loader<HEAD_DIM, HOPPER> {
             if ready.rows != u32::MAX {
                 // `STAGES - 1` tiles ahead is at most as many items ahead, so the slot's item is done.
                 if ready.first {
-                    copy_queries::<HEAD_DIM, HOPPER>(p, ready.at, room.queries(self.slot), ATTEND_TILE_ROWS);
+                    copy_queries::<V, HEAD_DIM, HOPPER>(p, ready.at, room.queries(self.slot), ATTEND_TILE_ROWS);
                     self.slot = next(self.slot, Self::TILE.stages);
                 }
                 let tiles = (room.keys(self.stage), room.values(self.stage));
-                copy_tile::<HEAD_DIM, HOPPER, MOST_ROUNDS>(room, parity, tiles, ready.rows, thread);
+                copy_tile::<V, HEAD_DIM, HOPPER, MOST_ROUNDS>(p, room, parity, tiles, ready.rows, thread);
                 self.stage = next(self.stage, Self::TILE.stages);
             }
             commit_async_copies();

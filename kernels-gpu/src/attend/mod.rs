@@ -10,6 +10,9 @@
 //! FlashAttention-2 (Dao, 2023) gives the online softmax, Flash-Decoding the split over keys, FlashInfer (Ye et al.,
 //! 2025) the packing of query heads into rows and the plan.
 //!
+//! A kernel also takes rows narrower than its head dim, if its variant [pads](Variant::PADS): what they lack is zeros in
+//! shared memory, and of outputs it is not written.
+//!
 //! Previous in the walk: [`crate::abi::plan`]. Next: [`crate::merge::fold_rows`].
 
 mod ahead;
@@ -61,7 +64,7 @@ pub unsafe fn attend<
         split |= short::walk::<E, V, HEAD_DIM, HOPPER, QUERY_STEPS, OUTPUT_STEPS>(&p, variant, queue.short());
         if split {
             let tile = Shape::<HEAD_DIM, HOPPER>::TILE;
-            arrive::arrive::<E, HEAD_DIM>(&p, queue.all, tile.threads(), tile.addresses_offset_bytes());
+            arrive::arrive::<E, V, HEAD_DIM>(&p, queue.all, tile.threads(), tile.addresses_offset_bytes());
         }
     }
 }

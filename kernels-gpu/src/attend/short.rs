@@ -64,7 +64,7 @@ pub(super) unsafe fn walk<
     // SAFETY: the caller's contract covers every address formed below.
     unsafe {
         let mut loader = Loader::<HEAD_DIM, HOPPER>::new(p, at);
-        loader.begin(p, room);
+        loader.begin::<V>(p, room);
 
         let (mut stage, mut slot) = (0, 0);
         let mut split = false;
@@ -98,7 +98,7 @@ pub(super) unsafe fn walk<
                 }
                 sync_threads();
                 let thread = thread::thread_idx_x();
-                let page = loader.step(p, room, if places_resident { thread } else { anew(thread) });
+                let page = loader.step::<V>(p, room, if places_resident { thread } else { anew(thread) });
 
                 // Wide heads leave no registers for the queries; their fragments are read again for every tile.
                 let lane_queries = room.queries(slot).lane(lane % 16, lane / 16);
@@ -234,7 +234,7 @@ pub(super) unsafe fn walk<
                     });
                     sync_threads();
                     split |= work.is_counted();
-                    fold.write::<E>(p, &work);
+                    fold.write::<E, V>(p, &work);
                     break;
                 }
             }
@@ -272,7 +272,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Fold<HEAD_DIM, HOPPER> {
 
     /// Folds the warps' states in order and writes the rows' outputs, or their partial states.
     #[inline(always)]
-    unsafe fn write<E: Element + Values>(self, p: &AttendParameters, work: &Work) {
+    unsafe fn write<E: Element + Values, V: Variant>(self, p: &AttendParameters, work: &Work) {
         const COLUMNS: u32 = 4;
         let pieces = HEAD_DIM / COLUMNS;
         let mut index = thread::thread_idx_x();
@@ -305,8 +305,10 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Fold<HEAD_DIM, HOPPER> {
                 let lse = maximum + math::log2(sum);
                 let [a, b, c, d] = [output[0] * inverse, output[1] * inverse, output[2] * inverse, output[3] * inverse];
                 if work.pieces == 1 {
-                    let target = work.row(&p.out, p.group, row).add(2 * column as u64);
-                    target.cast::<[u32; 2]>().store([E::pack(a, b), E::pack(c, d)]);
+                    if !V::PADS || column < 8 * p.value_pieces {
+                        let target = work.row(&p.out, p.group, row).add(2 * column as u64);
+                        target.cast::<[u32; 2]>().store([E::pack(a, b), E::pack(c, d)]);
+                    }
                     if column == 0 && p.lse.address != 0 {
                         work.row(&p.lse, p.group, row).cast::<f32>().store(lse * p.lse_scale);
                     }

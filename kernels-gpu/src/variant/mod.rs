@@ -68,6 +68,10 @@ pub trait Variant: Copy {
     #[doc(hidden)]
     const HIDES_BY_COLUMNS: bool = false;
 
+    /// Whether the kernels take rows narrower than their head dim, which costs a comparison a copy.
+    #[doc(hidden)]
+    const PADS: bool = true;
+
     /// Reads the parameters once.
     fn bind(parameters: Self::Parameters) -> Self;
 

@@ -2,9 +2,9 @@
 
 use super::{RowAt, Variant};
 
-/// Plain softmax attention.
+/// Plain softmax attention, in kernels that take rows of their own head dim alone or, with `PADS`, narrower ones too.
 #[derive(Clone, Copy)]
-pub struct Standard {
+pub struct Standard<const PADS: bool = false> {
     scale_log2: f32,
 }
 
@@ -17,10 +17,11 @@ pub struct StandardParameters {
     pub scale_log2: f32,
 }
 
-impl Variant for Standard {
+impl<const PADS: bool> Variant for Standard<PADS> {
     type Parameters = StandardParameters;
     type Row = ();
     const IS_LIGHT: bool = true;
+    const PADS: bool = PADS;
 
     #[inline(always)]
     fn bind(parameters: StandardParameters) -> Self {

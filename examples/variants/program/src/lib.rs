@@ -188,6 +188,7 @@ impl Batch {
             query_len: query_len as usize,
             kv_len: kv_len as usize,
             group: config.group() as usize,
+            value_head_dim: config.value_head_dim as usize,
             softmax_scale: config.softmax_scale as f64,
             causal: config.causal,
             rules,

@@ -143,7 +143,7 @@ fn the_cpu_device_says_that_it_has_no_kernels() {
 #[test]
 fn a_shape_that_was_not_built_is_named_with_those_that_were() {
     let mut case = case(Which::DistanceBias);
-    case.config.head_dim = 64;
+    (case.config.head_dim, case.config.value_head_dim) = (64, 64);
     let error = largest_error(&emulator(Family::Sm80, 0), &case).unwrap_err().to_string();
     assert_eq!(
         error,

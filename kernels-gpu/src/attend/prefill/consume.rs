@@ -46,14 +46,16 @@ pub(super) unsafe fn consume<
     E: Element,
     V: Variant,
     const HEAD_DIM: u32,
+    const VALUE_DIM: u32,
     const COLUMNS: usize,
     const DEPTH: usize,
     const STEPS: usize,
+    const VALUE_STEPS: usize,
     const TILES: usize,
 >(
     p: &AttendParameters,
     variant: V,
-    room: Room<HEAD_DIM>,
+    room: Room<HEAD_DIM, VALUE_DIM>,
 ) {
     // SAFETY: the caller's contract.
     unsafe {
@@ -66,7 +68,7 @@ pub(super) unsafe fn consume<
         grid::wait_for_previous_grid();
         loop {
             while at.has_work() && !has_rows(p, at, group) {
-                turn = pass::<HEAD_DIM>(p, at, room, turn);
+                turn = pass::<HEAD_DIM, VALUE_DIM>(p, at, room, turn);
                 at.advance();
             }
             if !at.has_work() {
@@ -79,12 +81,12 @@ pub(super) unsafe fn consume<
             if !are_queries_coming {
                 // All of the warpgroup have the scores of the item before.
                 sync_named_barrier(ALONE + group, THREADS);
-                start_queries::<HEAD_DIM>(p, at, group, room);
+                start_queries::<V, HEAD_DIM, VALUE_DIM>(p, at, group, room);
             }
             let mut item = Item::begin(p, variant, at, group, room);
             item.wait_for_queries();
             room.keys_full(turn).wait(room.parity(turn));
-            start_scores::<E, HEAD_DIM, COLUMNS, STEPS>(room, turn, item.first_row(), &mut scores);
+            start_scores::<E, HEAD_DIM, VALUE_DIM, COLUMNS, STEPS>(room, turn, item.first_row(), &mut scores);
             wait_group::<0, COLUMNS>(&mut scores);
             release(room.keys_empty(turn));
             item.start_next_queries(tile_tokens, room);
@@ -93,7 +95,7 @@ pub(super) unsafe fn consume<
             loop {
                 while item.token + tile_tokens < item.kv_end {
                     item.token += tile_tokens;
-                    let [upper, lower] = step::<E, V, HEAD_DIM, COLUMNS, DEPTH, STEPS, TILES>(
+                    let [upper, lower] = step::<E, V, HEAD_DIM, VALUE_DIM, COLUMNS, DEPTH, STEPS, TILES>(
                         room,
                         turn,
                         &mut item,
@@ -118,7 +120,7 @@ pub(super) unsafe fn consume<
                 }
                 item = Item::begin(p, variant, at, group, room);
                 item.wait_for_queries();
-                step::<E, V, HEAD_DIM, COLUMNS, DEPTH, STEPS, TILES>(
+                step::<E, V, HEAD_DIM, VALUE_DIM, COLUMNS, DEPTH, STEPS, TILES>(
                     room,
                     turn,
                     &mut item,
@@ -126,21 +128,35 @@ pub(super) unsafe fn consume<
                     &mut weights,
                     &mut outputs,
                 );
-                write::<E, HEAD_DIM, STEPS, TILES>(p, room, at.before(), lane_row(), &softmax, &outputs);
+                write::<E, V, HEAD_DIM, VALUE_DIM, VALUE_STEPS, TILES>(
+                    p,
+                    room,
+                    at.before(),
+                    lane_row(),
+                    &softmax,
+                    &outputs,
+                );
                 unroll::<TILES>(|n| outputs[n] = [0.0; 4]);
                 pack::<E, COLUMNS, DEPTH>(&scores, &mut weights);
                 turn += 1;
             }
             if !V::IS_LIGHT && are_queries_coming {
                 sync_named_barrier(ALONE + group, THREADS);
-                start_queries::<HEAD_DIM>(p, at, group, room);
+                start_queries::<V, HEAD_DIM, VALUE_DIM>(p, at, group, room);
             }
             room.values_full(turn).wait(room.parity(turn));
-            start_outputs::<E, HEAD_DIM, DEPTH, TILES>(room, turn, &mut weights, &mut outputs);
+            start_outputs::<E, HEAD_DIM, VALUE_DIM, DEPTH, TILES>(room, turn, &mut weights, &mut outputs);
             wait_group::<0, TILES>(&mut outputs);
             release(room.values_empty(turn));
             turn += 1;
-            write::<E, HEAD_DIM, STEPS, TILES>(p, room, at.before(), lane_row(), &item.softmax, &outputs);
+            write::<E, V, HEAD_DIM, VALUE_DIM, VALUE_STEPS, TILES>(
+                p,
+                room,
+                at.before(),
+                lane_row(),
+                &item.softmax,
+                &outputs,
+            );
         }
     }
 }
@@ -154,8 +170,13 @@ unsafe fn has_rows(p: &AttendParameters, at: Cursor, group: u32) -> bool {
 
 /// Lets the tiles of an item pass that has no rows for the warpgroup; returns the next turn.
 #[inline(always)]
-unsafe fn pass<const HEAD_DIM: u32>(p: &AttendParameters, at: Cursor, room: Room<HEAD_DIM>, mut turn: u32) -> u32 {
-    let tile_tokens = Room::<HEAD_DIM>::TILE.tile_tokens;
+unsafe fn pass<const HEAD_DIM: u32, const VALUE_DIM: u32>(
+    p: &AttendParameters,
+    at: Cursor,
+    room: Room<HEAD_DIM, VALUE_DIM>,
+    mut turn: u32,
+) -> u32 {
+    let tile_tokens = Room::<HEAD_DIM, VALUE_DIM>::TILE.tile_tokens;
     // SAFETY: an item of the queue, by the kernel's contract; what has come is not read.
     unsafe {
         let work = Work::read(p, at);
@@ -181,12 +202,13 @@ unsafe fn step<
     E: Element,
     V: Variant,
     const HEAD_DIM: u32,
+    const VALUE_DIM: u32,
     const COLUMNS: usize,
     const DEPTH: usize,
     const STEPS: usize,
     const TILES: usize,
 >(
-    room: Room<HEAD_DIM>,
+    room: Room<HEAD_DIM, VALUE_DIM>,
     turn: u32,
     item: &mut Item<'_, V>,
     scores: &mut [[f32; 4]; COLUMNS],
@@ -197,9 +219,9 @@ unsafe fn step<
     // SAFETY: the kernel's contract.
     unsafe {
         room.keys_full(next).wait(room.parity(next));
-        start_scores::<E, HEAD_DIM, COLUMNS, STEPS>(room, next, item.first_row(), scores);
+        start_scores::<E, HEAD_DIM, VALUE_DIM, COLUMNS, STEPS>(room, next, item.first_row(), scores);
         room.values_full(turn).wait(room.parity(turn));
-        start_outputs::<E, HEAD_DIM, DEPTH, TILES>(room, turn, weights, outputs);
+        start_outputs::<E, HEAD_DIM, VALUE_DIM, DEPTH, TILES>(room, turn, weights, outputs);
         wait_group::<1, COLUMNS>(scores);
         release(room.keys_empty(next));
         item.start_next_queries(8 * COLUMNS as u32, room);
@@ -236,12 +258,12 @@ struct Item<'a, V: Variant> {
 impl<'a, V: Variant> Item<'a, V> {
     /// At the item's first key.
     #[inline(always)]
-    unsafe fn begin<const HEAD_DIM: u32>(
+    unsafe fn begin<const HEAD_DIM: u32, const VALUE_DIM: u32>(
         p: &'a AttendParameters,
         variant: V,
         at: Cursor,
         group: u32,
-        room: Room<HEAD_DIM>,
+        room: Room<HEAD_DIM, VALUE_DIM>,
     ) -> Self {
         // SAFETY: an item of the queue, by the kernel's contract.
         unsafe {
@@ -296,7 +318,11 @@ impl<'a, V: Variant> Item<'a, V> {
 
     /// Where the tile is the item's last, its scores were the last use of the query rows.
     #[inline(always)]
-    unsafe fn start_next_queries<const HEAD_DIM: u32>(&self, tile_tokens: u32, room: Room<HEAD_DIM>) {
+    unsafe fn start_next_queries<const HEAD_DIM: u32, const VALUE_DIM: u32>(
+        &self,
+        tile_tokens: u32,
+        room: Room<HEAD_DIM, VALUE_DIM>,
+    ) {
         if V::IS_LIGHT && self.token + tile_tokens >= self.kv_end {
             // SAFETY: the warpgroup comes here as a whole, and all of it has its scores.
             unsafe {
@@ -304,7 +330,7 @@ impl<'a, V: Variant> Item<'a, V> {
                 let mut next = self.at;
                 next.advance();
                 if next.has_work() && has_rows(self.p, next, self.group) {
-                    start_queries::<HEAD_DIM>(self.p, next, self.group, room);
+                    start_queries::<V, HEAD_DIM, VALUE_DIM>(self.p, next, self.group, room);
                 }
             }
         }
@@ -338,8 +364,14 @@ fn lane_row() -> u32 {
 
 /// Starts `S = Q K^T`.
 #[inline(always)]
-unsafe fn start_scores<E: Element, const HEAD_DIM: u32, const COLUMNS: usize, const STEPS: usize>(
-    room: Room<HEAD_DIM>,
+unsafe fn start_scores<
+    E: Element,
+    const HEAD_DIM: u32,
+    const VALUE_DIM: u32,
+    const COLUMNS: usize,
+    const STEPS: usize,
+>(
+    room: Room<HEAD_DIM, VALUE_DIM>,
     turn: u32,
     first_row: u32,
     scores: &mut [[f32; 4]; COLUMNS],
@@ -361,8 +393,14 @@ unsafe fn start_scores<E: Element, const HEAD_DIM: u32, const COLUMNS: usize, co
 
 /// Starts `O += P V`.
 #[inline(always)]
-unsafe fn start_outputs<E: Element, const HEAD_DIM: u32, const DEPTH: usize, const TILES: usize>(
-    room: Room<HEAD_DIM>,
+unsafe fn start_outputs<
+    E: Element,
+    const HEAD_DIM: u32,
+    const VALUE_DIM: u32,
+    const DEPTH: usize,
+    const TILES: usize,
+>(
+    room: Room<HEAD_DIM, VALUE_DIM>,
     turn: u32,
     weights: &mut [[u32; 4]; DEPTH],
     outputs: &mut [[f32; 4]; TILES],
@@ -402,9 +440,14 @@ unsafe fn release(empty: Mbarrier) {
     }
 }
 
-/// Starts the copies of consumer `group`'s query rows of an item; rows past the item's become zeros.
+/// Starts the copies of consumer `group`'s query rows of an item; rows past the item's, and padded ones, become zeros.
 #[inline(always)]
-unsafe fn start_queries<const HEAD_DIM: u32>(p: &AttendParameters, at: Cursor, group: u32, room: Room<HEAD_DIM>) {
+unsafe fn start_queries<V: Variant, const HEAD_DIM: u32, const VALUE_DIM: u32>(
+    p: &AttendParameters,
+    at: Cursor,
+    group: u32,
+    room: Room<HEAD_DIM, VALUE_DIM>,
+) {
     let chunks = HEAD_DIM / 8;
     // SAFETY: an item of the queue, by the kernel's contract; the warpgroup has read the rows that were there.
     unsafe {
@@ -415,7 +458,7 @@ unsafe fn start_queries<const HEAD_DIM: u32>(p: &AttendParameters, at: Cursor, g
             let index = thread + THREADS * i as u32;
             if i as u32 * THREADS < ROWS * chunks {
                 let (row, chunk) = (ROWS * group + index / chunks, index % chunks);
-                let valid = row < work.rows;
+                let valid = row < work.rows && (!V::PADS || chunk < p.key_pieces);
                 let source = work.row(&p.q, p.group, if valid { row } else { 0 }).add(16 * chunk as u64);
                 copy_async_16(room.queries().chunk(row, chunk), source, if valid { 16 } else { 0 });
             }

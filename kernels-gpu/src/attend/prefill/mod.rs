@@ -33,12 +33,15 @@ use crate::{merge::Values, variant::Variant};
 use room::Room;
 
 /// Registers of a thread while all warpgroups are alike. Producers then keep 40 and consumers take 232, or 56 and 224
-/// where the head dim is 256, whose producers have more panels: 128 times the first and 256 times the second are at most
+/// where head dims are 256, whose producers have more panels: 128 times the first and 256 times the second are at most
 /// 384 times this.
 const REGISTERS: u32 = 168;
 
-/// The kernel. `COLUMNS` is an eighth of a tile's keys, `DEPTH` half of that, `STEPS` is `HEAD_DIM / 16`, and `TILES` twice
-/// that: parameters only because array lengths must be.
+/// The kernel. `HEAD_DIM` is that of queries and keys. `COLUMNS` is an eighth of a tile's keys, `DEPTH` half of that,
+/// `STEPS` is `HEAD_DIM / 16`, `VALUE_STEPS` is `VALUE_DIM / 16`, and `TILES` twice that: parameters only because array
+/// lengths must be.
+///
+/// The hardware fills boxes with zeros past the columns of narrower rows, so only their queries and outputs take care.
 ///
 /// # Safety
 /// `p` describes live memory as [`crate::abi`] says, for this block's queue; `maps` are the tensor maps of its K and V,
@@ -49,9 +52,11 @@ pub unsafe fn prefill<
     E: Element + Values,
     V: Variant,
     const HEAD_DIM: u32,
+    const VALUE_DIM: u32,
     const COLUMNS: usize,
     const DEPTH: usize,
     const STEPS: usize,
+    const VALUE_STEPS: usize,
     const TILES: usize,
 >(
     p: AttendParameters,
@@ -59,7 +64,7 @@ pub unsafe fn prefill<
     maps: Global<TensorMap>,
 ) {
     let variant = V::bind(variant);
-    let room = const { Room::<HEAD_DIM>::checked(COLUMNS, DEPTH, STEPS, TILES) };
+    let room = const { Room::<HEAD_DIM, VALUE_DIM>::checked(COLUMNS, DEPTH, STEPS, VALUE_STEPS, TILES) };
     let is_first = thread::thread_idx_x() == 0;
     // SAFETY: the caller's contract covers every address formed below.
     unsafe {
@@ -74,7 +79,7 @@ pub unsafe fn prefill<
             } else {
                 lower_register_limit::<40>();
             }
-            if thread::warp_idx() < 2 * Room::<HEAD_DIM>::PANEL_WARPS {
+            if thread::warp_idx() < 2 * Room::<HEAD_DIM, VALUE_DIM>::PANEL_WARPS {
                 produce::produce(&p, maps, room, thread::warp_idx());
             }
             raise_register_limit::<REGISTERS>();
@@ -84,12 +89,12 @@ pub unsafe fn prefill<
             } else {
                 raise_register_limit::<232>();
             }
-            consume::consume::<E, V, HEAD_DIM, COLUMNS, DEPTH, STEPS, TILES>(&p, variant, room);
+            consume::consume::<E, V, HEAD_DIM, VALUE_DIM, COLUMNS, DEPTH, STEPS, VALUE_STEPS, TILES>(&p, variant, room);
             lower_register_limit::<REGISTERS>();
         }
         sync_threads();
         if room.split().load() != 0 {
-            arrive::<E, HEAD_DIM>(&p, Queue::read(&p).all, PREFILL_THREADS, room.free_bytes());
+            arrive::<E, V, VALUE_DIM>(&p, Queue::read(&p).all, PREFILL_THREADS, room.free_bytes());
         }
     }
 }

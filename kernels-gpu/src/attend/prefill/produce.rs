@@ -25,19 +25,25 @@ use crate::tile::{PanelTile, Rows};
 /// # Safety
 /// [`super::prefill`]'s contract; one whole warp calls this.
 #[inline(always)]
-pub(super) unsafe fn produce<const HEAD_DIM: u32>(
+pub(super) unsafe fn produce<const HEAD_DIM: u32, const VALUE_DIM: u32>(
     p: &AttendParameters,
     maps: Global<TensorMap>,
-    room: Room<HEAD_DIM>,
+    room: Room<HEAD_DIM, VALUE_DIM>,
     warp: u32,
 ) {
-    let tile_tokens = Room::<HEAD_DIM>::TILE.tile_tokens;
-    let (is_values, part) = (warp / Room::<HEAD_DIM>::PANEL_WARPS, warp % Room::<HEAD_DIM>::PANEL_WARPS);
+    let tile_tokens = Room::<HEAD_DIM, VALUE_DIM>::TILE.tile_tokens;
+    let (is_values, part) =
+        (warp / Room::<HEAD_DIM, VALUE_DIM>::PANEL_WARPS, warp % Room::<HEAD_DIM, VALUE_DIM>::PANEL_WARPS);
     let map = maps.add(is_values as u64);
     let lane = thread::lane_idx();
     let own_row = lane * p.box_tokens;
     let is_ragged = p.page_size.get() == RAGGED_PAGE_TOKENS;
-    let box_bytes = p.box_tokens * 2 * HEAD_DIM / Room::<HEAD_DIM>::PANEL_WARPS;
+    let panel_warps = Room::<HEAD_DIM, VALUE_DIM>::PANEL_WARPS;
+    // Of three panels of keys the first warp has two.
+    let panels = if is_values == 1 { VALUE_DIM / 64 } else { HEAD_DIM / 64 };
+    let is_even = HEAD_DIM == VALUE_DIM && (HEAD_DIM / 64).is_multiple_of(panel_warps);
+    let own_panels = if is_even { HEAD_DIM / 64 / panel_warps } else { (panels - part).div_ceil(panel_warps) };
+    let box_bytes = p.box_tokens * 128 * own_panels;
     // SAFETY: the caller's contract.
     unsafe {
         if lane == 0 {
@@ -53,7 +59,7 @@ pub(super) unsafe fn produce<const HEAD_DIM: u32>(
             walk.advance(tile_tokens);
             let next = walk.look_up(own_row, is_ragged);
             let rows = tile.rows.min(tile_tokens);
-            let is_fresh = turn < Room::<HEAD_DIM>::TILE.stages;
+            let is_fresh = turn < Room::<HEAD_DIM, VALUE_DIM>::TILE.stages;
             let has_rest = rows < tile_tokens && (is_values == 1 || is_fresh);
             let [full, empty] = if is_values == 1 {
                 [room.values_full(turn), room.values_empty(turn)]
@@ -70,18 +76,18 @@ pub(super) unsafe fn produce<const HEAD_DIM: u32>(
             }
             warp::sync_warp();
             let mut panel = part;
-            while panel < HEAD_DIM / 64 {
+            while panel < panels {
                 if own_row < rows {
                     let [row, head, page] = tile.place;
                     let coordinates = [64 * panel as i32, row, head, page];
                     load_tensor_box(place.chunk(own_row, 8 * panel), map, coordinates, copied);
                 }
-                panel += Room::<HEAD_DIM>::PANEL_WARPS;
+                panel += panel_warps;
             }
             if has_rest {
                 copied.wait(rests % 2);
                 rests += 1;
-                clear::<HEAD_DIM>(place, rows, part);
+                clear(place, rows, part, [panels, panel_warps]);
                 if lane == 0 {
                     full.arrive();
                 }
@@ -161,19 +167,19 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Makes rows from `row` on zeros in the warp's panels, for all to see.
+/// Makes rows from `row` on zeros in the warp's panels, for all to see: of `panels`, every `step`-th from `first` on.
 #[inline(always)]
-unsafe fn clear<const HEAD_DIM: u32>(tile: PanelTile, row: u32, part: u32) {
+unsafe fn clear(tile: PanelTile, row: u32, first: u32, [panels, step]: [u32; 2]) {
     // SAFETY: no copy into these rows is under way, and nobody reads them before they are full.
     unsafe {
-        let mut panel = part;
-        while panel < HEAD_DIM / 64 {
+        let mut panel = first;
+        while panel < panels {
             let mut index = 8 * row + thread::lane_idx();
             while index < 8 * tile.rows() {
                 tile.chunk(index / 8, 8 * panel + index % 8).cast::<[u32; 4]>().store([0; 4]);
                 index += 32;
             }
-            panel += Room::<HEAD_DIM>::PANEL_WARPS;
+            panel += step;
         }
         fence_proxy_async();
         warp::sync_warp();

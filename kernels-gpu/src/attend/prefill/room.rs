@@ -6,20 +6,20 @@ use crate::tile::PanelTile;
 
 /// Where things lie: barriers, the item's query rows, then keys and values of each stage, then output rows on their way.
 #[derive(Clone, Copy)]
-pub(super) struct Room<const HEAD_DIM: u32>;
+pub(super) struct Room<const HEAD_DIM: u32, const VALUE_DIM: u32>;
 
-impl<const HEAD_DIM: u32> Room<HEAD_DIM> {
-    pub const TILE: PrefillTile = match PrefillTile::new(HEAD_DIM) {
+impl<const HEAD_DIM: u32, const VALUE_DIM: u32> Room<HEAD_DIM, VALUE_DIM> {
+    pub const TILE: PrefillTile = match PrefillTile::new(HEAD_DIM, VALUE_DIM) {
         Some(tile) => tile,
-        None => panic!("no tile for this head dim"),
+        None => panic!("no tile for these head dims"),
     };
 
     /// Warps that share a tile's panels.
     pub const PANEL_WARPS: u32 = if HEAD_DIM == 64 { 1 } else { 2 };
 
-    pub const fn checked(columns: usize, depth: usize, steps: usize, tiles: usize) -> Self {
+    pub const fn checked(columns: usize, depth: usize, steps: usize, value_steps: usize, tiles: usize) -> Self {
         assert!(columns as u32 * 8 == Self::TILE.tile_tokens && depth * 2 == columns);
-        assert!(steps as u32 * 16 == HEAD_DIM && tiles == 2 * steps);
+        assert!(steps as u32 * 16 == HEAD_DIM && value_steps as u32 * 16 == VALUE_DIM && tiles == 2 * value_steps);
         Room
     }
 
@@ -110,23 +110,20 @@ impl<const HEAD_DIM: u32> Room<HEAD_DIM> {
     #[inline(always)]
     pub fn keys(self, turn: u32) -> PanelTile {
         let stage = turn % Self::TILE.stages;
-        PanelTile::new(
-            self.start(Self::TILE.query_bytes() + 2 * stage * Self::TILE.copy_bytes()),
-            Self::TILE.tile_tokens,
-        )
+        PanelTile::new(self.start(Self::TILE.query_bytes() + stage * Self::TILE.stage_bytes()), Self::TILE.tile_tokens)
     }
 
     #[inline(always)]
     pub fn values(self, turn: u32) -> PanelTile {
         let stage = turn % Self::TILE.stages;
-        let bytes = Self::TILE.query_bytes() + (2 * stage + 1) * Self::TILE.copy_bytes();
+        let bytes = Self::TILE.query_bytes() + stage * Self::TILE.stage_bytes() + Self::TILE.key_bytes();
         PanelTile::new(self.start(bytes), Self::TILE.tile_tokens)
     }
 
     /// Where warp `warp` of the block turns its output rows: 16 of 64 columns.
     #[inline(always)]
     pub fn turned(self, warp: u32) -> Shared<u8> {
-        let turned = Self::TILE.query_bytes() + 2 * Self::TILE.stages * Self::TILE.copy_bytes();
+        let turned = Self::TILE.query_bytes() + Self::TILE.stages * Self::TILE.stage_bytes();
         self.start(turned + (warp - 4) * PrefillTile::TURNED_BYTES)
     }
 

@@ -12,6 +12,7 @@ use crate::attend::tall;
 use crate::attend::work::{Cursor, Work};
 use crate::softmax::OnlineSoftmax;
 use crate::tile::unroll;
+use crate::variant::Variant;
 
 /// Columns that are turned at a time: eight tiles of accumulators.
 const TURNED: usize = 8;
@@ -21,9 +22,16 @@ const TURNED: usize = 8;
 /// # Safety
 /// [`super::prefill`]'s contract; the consumer's warps come here as a whole.
 #[inline(always)]
-pub(super) unsafe fn write<E: Element, const HEAD_DIM: u32, const STEPS: usize, const TILES: usize>(
+pub(super) unsafe fn write<
+    E: Element,
+    V: Variant,
+    const HEAD_DIM: u32,
+    const VALUE_DIM: u32,
+    const STEPS: usize,
+    const TILES: usize,
+>(
     p: &AttendParameters,
-    room: Room<HEAD_DIM>,
+    room: Room<HEAD_DIM, VALUE_DIM>,
     at: Cursor,
     row: u32,
     softmax: &OnlineSoftmax,
@@ -36,7 +44,7 @@ pub(super) unsafe fn write<E: Element, const HEAD_DIM: u32, const STEPS: usize, 
         let work = Work::read_again(p, at);
         if work.pieces > 1 {
             let columns: &[[[f32; 4]; 2]; STEPS] = &*(&raw const *outputs).cast();
-            tall::write_states::<HEAD_DIM, STEPS>(p, &work, row, quad, softmax, columns);
+            tall::write_states::<VALUE_DIM, STEPS>(p, &work, row, quad, softmax, columns);
             return;
         }
         let inverse = [softmax.inverse(0), softmax.inverse(1)];
@@ -60,9 +68,9 @@ pub(super) unsafe fn write<E: Element, const HEAD_DIM: u32, const STEPS: usize, 
                         let piece = first ^ (4 * i as u32);
                         let place = 1024 * half as u32 + 16 * (piece ^ row_of_eight);
                         let words = turned.add_bytes(place).cast::<[u32; 4]>().load();
-                        if is_there[half] {
-                            let column_bytes = 128 * (n / TURNED) as u64 + 16 * piece as u64;
-                            targets[half].add(column_bytes).cast::<[u32; 4]>().store(words);
+                        let in_tile = (8 * (n / TURNED)) as u32 + piece;
+                        if is_there[half] && (!V::PADS || in_tile < p.value_pieces) {
+                            targets[half].add(16 * in_tile as u64).cast::<[u32; 4]>().store(words);
                         }
                     })
                 });

@@ -58,8 +58,8 @@ pub(super) unsafe fn walk<
     // SAFETY: the caller's contract.
     unsafe {
         let mut at = Queue::read(p).tall();
-        let mut pipeline = Pipeline::<HEAD_DIM, HOPPER>::begin(p, at);
-        start_queries::<HEAD_DIM, HOPPER>(p, at);
+        let mut pipeline = Pipeline::<HEAD_DIM, HOPPER>::begin::<V>(p, at);
+        start_queries::<V, HEAD_DIM, HOPPER>(p, at);
         while at.has_work() {
             split |= if tile.tall_blocks(V::IS_LIGHT) == 2
                 && Work::read(p, at).rows > Shape::<HEAD_DIM, HOPPER>::TALL_BLOCK_ROWS
@@ -153,7 +153,7 @@ unsafe fn item<
                     &mut outputs,
                 );
             } else {
-                let page = pipeline.step(p);
+                let page = pipeline.step::<V>(p);
                 let mut key = token;
                 while !Shape::<HEAD_DIM, HOPPER>::HAS_WARPGROUPS && key < end {
                     step_at(key, pipeline.stage()).run_warp::<E, STEPS, BLOCKS>(&mut softmax, &mut outputs);
@@ -169,12 +169,12 @@ unsafe fn item<
 
         sync_threads();
         let work = Work::read_again(p, at);
-        start_queries::<HEAD_DIM, HOPPER>(p, Queue::after_tall(p, at.item, at.head));
+        start_queries::<V, HEAD_DIM, HOPPER>(p, Queue::after_tall(p, at.item, at.head));
         if first_row < work.rows {
             unroll::<BLOCKS>(|block| {
                 softmax[block].finish();
                 let row = anew(block_row(block) + row);
-                write::<E, HEAD_DIM, STEPS>(p, &work, row, quad, &softmax[block], &outputs[block]);
+                write::<E, V, HEAD_DIM, STEPS>(p, &work, row, quad, &softmax[block], &outputs[block]);
             });
         }
         work.is_counted()
@@ -230,7 +230,7 @@ impl<V: Variant, const HEAD_DIM: u32, const HOPPER: bool> Step<'_, V, HEAD_DIM, 
 
 /// Starts the copies of the query rows of an item, if there is one.
 #[inline(always)]
-unsafe fn start_queries<const HEAD_DIM: u32, const HOPPER: bool>(p: &AttendParameters, at: Cursor) {
+unsafe fn start_queries<V: Variant, const HEAD_DIM: u32, const HOPPER: bool>(p: &AttendParameters, at: Cursor) {
     if at.has_work() {
         // SAFETY: the kernel's contract; the rows before were read before the last barrier.
         unsafe {
@@ -244,9 +244,9 @@ unsafe fn start_queries<const HEAD_DIM: u32, const HOPPER: bool>(p: &AttendParam
             };
             let room = Room::<HEAD_DIM, HOPPER>::new();
             if Shape::<HEAD_DIM, HOPPER>::HAS_WARPGROUPS {
-                copy_queries::<HEAD_DIM, HOPPER>(p, at, room.query_panels(), filled);
+                copy_queries::<V, HEAD_DIM, HOPPER>(p, at, room.query_panels(), filled);
             } else {
-                copy_queries::<HEAD_DIM, HOPPER>(p, at, room.tall_queries(), filled);
+                copy_queries::<V, HEAD_DIM, HOPPER>(p, at, room.tall_queries(), filled);
             }
             commit_async_copies();
         }
@@ -255,7 +255,7 @@ unsafe fn start_queries<const HEAD_DIM: u32, const HOPPER: bool>(p: &AttendParam
 
 /// Writes a lane's columns of rows `row` and `row + 8` of the item: outputs, or partial states.
 #[inline(always)]
-unsafe fn write<E: Element, const HEAD_DIM: u32, const STEPS: usize>(
+unsafe fn write<E: Element, V: Variant, const HEAD_DIM: u32, const STEPS: usize>(
     p: &AttendParameters,
     work: &Work,
     row: u32,
@@ -267,8 +267,8 @@ unsafe fn write<E: Element, const HEAD_DIM: u32, const STEPS: usize>(
     // SAFETY: output rows and states by the kernel's contract.
     unsafe {
         if work.pieces == 1 {
-            write_output::<E, STEPS, 0>(p, work, row, quad, softmax, outputs);
-            write_output::<E, STEPS, 1>(p, work, row + 8, quad, softmax, outputs);
+            write_output::<E, V, STEPS, 0>(p, work, row, quad, softmax, outputs);
+            write_output::<E, V, STEPS, 1>(p, work, row + 8, quad, softmax, outputs);
         } else {
             write_states::<HEAD_DIM, STEPS>(p, work, row, quad, softmax, outputs);
         }
@@ -294,7 +294,7 @@ pub(super) unsafe fn write_states<const HEAD_DIM: u32, const STEPS: usize>(
 
 /// Writes a lane's columns of row `row` of the output, which is half `HALF` of its accumulators.
 #[inline(always)]
-unsafe fn write_output<E: Element, const STEPS: usize, const HALF: usize>(
+unsafe fn write_output<E: Element, V: Variant, const STEPS: usize, const HALF: usize>(
     p: &AttendParameters,
     work: &Work,
     row: u32,
@@ -312,8 +312,10 @@ unsafe fn write_output<E: Element, const STEPS: usize, const HALF: usize>(
         let target = work.row(&p.out, p.group, row).add(4 * quad as u64);
         unroll::<STEPS>(|n| {
             unroll::<2>(|i| {
-                let word = E::pack(outputs[n][i][2 * HALF] * inverse, outputs[n][i][2 * HALF + 1] * inverse);
-                target.add(32 * n as u64 + 16 * i as u64).cast::<u32>().store(word);
+                if !V::PADS || ((2 * n + i) as u32) < p.value_pieces {
+                    let word = E::pack(outputs[n][i][2 * HALF] * inverse, outputs[n][i][2 * HALF + 1] * inverse);
+                    target.add(32 * n as u64 + 16 * i as u64).cast::<u32>().store(word);
+                }
             })
         });
         if quad == 0 {

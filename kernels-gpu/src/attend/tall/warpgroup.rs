@@ -60,14 +60,14 @@ impl<V: Variant, const HEAD_DIM: u32, const HOPPER: bool> Step<'_, V, HEAD_DIM, 
             // What the pipeline has to do takes no tensor cores, so it is done while they work; but where an item is not
             // as tall as it could be, memory is what it waits for, and that comes first.
             let waits_for_memory = const { (BLOCKS as u32) < Shape::<HEAD_DIM, HOPPER>::TILE.tall_blocks(V::IS_LIGHT) };
-            let mut page = if waits_for_memory { pipeline.step(self.keys.p) } else { 0 };
+            let mut page = if waits_for_memory { pipeline.step::<V>(self.keys.p) } else { 0 };
             let mut scores: [Scores; BLOCKS] = core::mem::zeroed();
             start(0, &mut scores[0]);
             if BLOCKS == 2 {
                 start(1, &mut scores[BLOCKS - 1]);
             }
             if !waits_for_memory {
-                page = pipeline.step_by::<FEW_ROUNDS_AT_ONCE>(self.keys.p);
+                page = pipeline.step_by::<V, FEW_ROUNDS_AT_ONCE>(self.keys.p);
             }
             if BLOCKS == 2 {
                 wgmma::wait_group::<1, COLUMNS>(&mut scores[0]);
