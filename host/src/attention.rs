@@ -13,14 +13,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::parameters::AttendParameters;
 use kernels_gpu::abi::plan::{PlanHeader, RAGGED_PAGE_TOKENS, WorkItem};
-use kernels_gpu::variant::ModifiedParameters;
+use kernels_gpu::variant::RotaryParameters;
 
 use crate::Error;
 use crate::config::{AttentionConfig, ConfigError};
 #[cfg(feature = "emulator")]
 use crate::custom::config_parameters;
 use crate::custom::{Custom, CustomParameters};
-use crate::device::{Device, Executor, Stream};
+use crate::device::{Buffer, Device, Executor, Stream};
 use crate::inputs::VariantInputs;
 use crate::page_table::{PageTable, QueryLengths};
 use crate::plan::{Limits, Plan, PlanError, SplitMode};
@@ -50,6 +50,8 @@ pub struct Attention {
     /// The kernel for all batches, or whichever suits each.
     kernel: Option<Kernel>,
     custom: Option<Custom>,
+    /// The angles of the config's rotary embedding.
+    turns: Option<Buffer>,
     graphs: bool,
     /// Of the latest plan, by either planner.
     epoch: u64,
@@ -224,6 +226,7 @@ impl Attention {
             prefill,
             kernel: graphs.then_some(Kernel::Attend),
             custom,
+            turns: config.rope.map(|rope| device.upload(&rope.turns())).transpose()?,
             graphs,
             epoch: 0,
             planned: None,
@@ -389,7 +392,7 @@ impl Attention {
                 let _ = stream;
                 #[cfg(feature = "emulator")]
                 if let Some((kernel, own)) = self.emulated(arguments) {
-                    let (blocks, config) = (self.path(planned).blocks(), config_parameters(&variant));
+                    let (blocks, config) = (self.path(planned).blocks(), config_parameters(&variant.modified));
                     let mappable = match planned.kernel {
                         Kernel::Attend => None,
                         Kernel::Prefill => Some(arguments.kv.mappable(&self.config, [&parameters.k, &parameters.v])?),
@@ -417,10 +420,13 @@ impl Attention {
                     ("page_indices", parameters.page_indices),
                     ("out", parameters.out.address),
                     ("lse", parameters.lse.address),
-                    ("variant.sinks", variant.sinks),
-                    ("variant.alibi_slopes", variant.alibi_slopes),
-                    ("variant.temperatures", variant.temperatures),
-                    ("variant.mask", variant.mask),
+                    ("variant.sinks", variant.modified.sinks),
+                    ("variant.alibi_slopes", variant.modified.alibi_slopes),
+                    ("variant.temperatures", variant.modified.temperatures),
+                    ("variant.mask", variant.modified.mask),
+                    ("variant.rope_positions", variant.positions),
+                    ("variant.query_norm", variant.query_norm),
+                    ("variant.key_norm", variant.key_norm),
                 ])?;
                 match &self.gpu {
                     // SAFETY: the addresses are live memory of the device, by this function's contract.
@@ -440,7 +446,7 @@ impl Attention {
     }
 
     /// What the config's variants do, with this call's addresses.
-    fn variant(&self, planned: &Planned, arguments: &Run, workspace: &Workspace) -> Result<ModifiedParameters, Error> {
+    fn variant(&self, planned: &Planned, arguments: &Run, workspace: &Workspace) -> Result<RotaryParameters, Error> {
         if self.config.sigmoid_bias.is_some() && arguments.lse.is_some() {
             return Err(ArgumentError::NoLse.into());
         }
@@ -456,7 +462,9 @@ impl Attention {
             Some(form) => (limits.max_requests as u64, limits.mask_bytes(form)),
         };
         let mask_requests = workspace.address + path.layout().mask_requests_offset_bytes;
-        Ok(arguments.variant.parameters(&self.config, requests, mask_bytes, mask_requests)?)
+        let tokens = if self.graphs { limits.max_query_tokens as u64 } else { planned.query_tokens };
+        let turns = self.turns.as_ref().map_or(0, Buffer::address);
+        Ok(arguments.variant.parameters(&self.config, [requests, tokens], mask_bytes, mask_requests, turns)?)
     }
 
     /// The custom variant's kernels for the emulator, and its parameters.
@@ -552,7 +560,7 @@ const _: () = assert!(size_of::<WorkItem>().is_multiple_of(16));
 #[cfg(feature = "cuda")]
 mod gpu {
     use kernels_gpu::abi::parameters::{AttendParameters, CacheMaps};
-    use kernels_gpu::variant::{ModifiedParameters, StandardParameters};
+    use kernels_gpu::variant::{RotaryParameters, StandardParameters};
 
     use crate::custom::{CustomParameters, config_parameters};
     use crate::driver::{Event, Function, PinnedMemory, Stream};
@@ -566,8 +574,9 @@ mod gpu {
     pub struct Gpu {
         attend: Function,
         prefill: Option<Function>,
-        /// Whether the kernel is plain attention's.
+        /// Whether the kernel is plain attention's, or one that changes queries and keys.
         is_plain: bool,
+        changes_rows: bool,
         staging: Vec<Staging>,
         next: usize,
     }
@@ -598,7 +607,8 @@ mod gpu {
                     Ok(Staging { memory, uploaded: Event::new()?, used: false })
                 })
                 .collect::<Result<_, Error>>()?;
-            Ok(Some(Gpu { attend, prefill, is_plain: config.is_plain(), staging, next: 0 }))
+            let (is_plain, changes_rows) = (config.is_plain(), config.changes_rows());
+            Ok(Some(Gpu { attend, prefill, is_plain, changes_rows, staging, next: 0 }))
         }
 
         pub fn upload(&mut self, workspace: u64, image: &[u8], stream: Stream) -> Result<(), Error> {
@@ -624,7 +634,7 @@ mod gpu {
             cuda: &Cuda,
             blocks: u32,
             (parameters, maps): (&AttendParameters, &CacheMaps),
-            variant: &ModifiedParameters,
+            variant: &RotaryParameters,
             custom: Option<&CustomParameters>,
             stream: Stream,
         ) -> Result<(), Error> {
@@ -632,13 +642,13 @@ mod gpu {
             // SAFETY: the caller's contract is the kernel's own.
             unsafe {
                 if let Some(own) = custom {
-                    let config = config_parameters(variant);
+                    let config = config_parameters(&variant.modified);
                     cuda.launch_custom(kernel, stream, blocks, (parameters, &config), Some(maps), own)
                 } else if self.is_plain {
-                    let plain = StandardParameters { scale_log2: variant.scale };
+                    let plain = StandardParameters { scale_log2: variant.modified.scale };
                     cuda.launch_three(kernel, stream, blocks, (parameters, &plain, maps))
                 } else {
-                    cuda.launch_three(kernel, stream, blocks, (parameters, variant, maps))
+                    cuda.launch_three(kernel, stream, blocks, (parameters, &variant.modified, maps))
                 }
             }
         }
@@ -650,20 +660,22 @@ mod gpu {
             cuda: &Cuda,
             blocks: u32,
             parameters: &AttendParameters,
-            variant: &ModifiedParameters,
+            variant: &RotaryParameters,
             custom: Option<&CustomParameters>,
             stream: Stream,
         ) -> Result<(), Error> {
             // SAFETY: the caller's contract is the kernel's own.
             unsafe {
                 if let Some(own) = custom {
-                    let config = config_parameters(variant);
+                    let config = config_parameters(&variant.modified);
                     cuda.launch_custom(&self.attend, stream, blocks, (parameters, &config), None, own)
                 } else if self.is_plain {
-                    let plain = StandardParameters { scale_log2: variant.scale };
+                    let plain = StandardParameters { scale_log2: variant.modified.scale };
                     cuda.launch_pair(&self.attend, stream, blocks, parameters, &plain)
-                } else {
+                } else if self.changes_rows {
                     cuda.launch_pair(&self.attend, stream, blocks, parameters, variant)
+                } else {
+                    cuda.launch_pair(&self.attend, stream, blocks, parameters, &variant.modified)
                 }
             }
         }

@@ -103,8 +103,8 @@ pub enum ArgumentError {
     /// The prefill kernel was asked for where there is none.
     #[error(
         "no prefill kernel for head_dim {head_dim} and page_size_tokens {page_size_tokens} here; it needs a Hopper GPU, \
-         head_dim 64, 128 or 256, pages of a multiple of 8 tokens, SplitMode::Balanced or Unsplit, and of a custom \
-         variant a kernel in its bundle"
+         head_dim 64, 128 or 256, pages of a multiple of 8 tokens, SplitMode::Balanced or Unsplit, no rope and no norms, \
+         and of a custom variant a kernel in its bundle"
     )]
     NoPrefillKernel {
         /// The attention's.

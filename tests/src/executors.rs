@@ -16,7 +16,7 @@ use kernels_gpu::abi::plan::PlanHeader;
 use kernels_gpu::abi::plan::RAGGED_PAGE_TOKENS;
 use kernels_gpu::abi::tile::{APPEND_PIECES, APPEND_THREADS, Family, MERGE_THREADS, PrefillTile, ROPE_THREADS};
 use kernels_gpu::entries::{KERNELS, Parameters, body};
-use kernels_gpu::variant::{ModifiedParameters, StandardParameters};
+use kernels_gpu::variant::{RotaryParameters, StandardParameters};
 use oxattn::config::DType;
 use oxattn::rope::RopeConfig;
 use simt::bulk::TensorMap;
@@ -38,9 +38,11 @@ pub struct AttentionLaunch {
     /// Of queries, cache and outputs.
     pub dtype: DType,
     /// What it does beside plain softmax.
-    pub variant: ModifiedParameters,
+    pub variant: RotaryParameters,
     /// Whether that is nothing.
     pub is_plain: bool,
+    /// Whether it changes queries and keys.
+    pub changes_rows: bool,
     /// Pages of the cache.
     pub pages: u32,
     /// All memory that the launch touches.
@@ -51,6 +53,11 @@ pub struct AttentionLaunch {
 pub trait Executor {
     /// Attends.
     fn attention(&self, launch: &AttentionLaunch);
+
+    /// Whether queries and keys that it changes are rounded to their dtype.
+    fn rounds_rows(&self) -> bool {
+        true
+    }
 }
 
 /// Something that runs the small operators.
@@ -119,6 +126,10 @@ impl Executor for Cpu {
         let AttentionLaunch { attend, header, head_dim, dtype, variant, .. } = launch;
         // SAFETY: fixtures own the memory that their launches describe, and wait.
         unsafe { oxattn::cpu::attend(attend, header, *head_dim, *dtype, variant) }
+    }
+
+    fn rounds_rows(&self) -> bool {
+        false
     }
 }
 
@@ -214,10 +225,12 @@ impl Executor for Emulator {
     fn attention(&self, launch: &AttentionLaunch) {
         let AttentionLaunch { attend, variant, dtype, head_dim, .. } = *launch;
         let (symbol, parameters) = if launch.is_plain {
-            let plain = StandardParameters { scale_log2: variant.scale };
+            let plain = StandardParameters { scale_log2: variant.modified.scale };
             (format!("attend_{dtype}_d{head_dim}"), Parameters::Attend(attend, plain))
+        } else if launch.changes_rows {
+            (format!("attend_rotary_{dtype}_d{head_dim}"), Parameters::AttendRotary(attend, variant))
         } else {
-            (format!("attend_modified_{dtype}_d{head_dim}"), Parameters::AttendModified(attend, variant))
+            (format!("attend_modified_{dtype}_d{head_dim}"), Parameters::AttendModified(attend, variant.modified))
         };
         self.launch(&symbol, launch.blocks, parameters, &launch.regions);
     }
@@ -249,10 +262,10 @@ impl Executor for PrefillEmulator {
         let mut regions = launch.regions.clone();
         regions.push(Region { address, bytes: size_of_val(&maps), access: Access::Read });
         let (symbol, parameters) = if launch.is_plain {
-            let plain = StandardParameters { scale_log2: variant.scale };
+            let plain = StandardParameters { scale_log2: variant.modified.scale };
             (format!("prefill_{dtype}_d{head_dim}"), Parameters::Prefill(attend, plain, address))
         } else {
-            (format!("prefill_modified_{dtype}_d{head_dim}"), Parameters::PrefillModified(attend, variant, address))
+            (format!("prefill_modified_{dtype}_d{head_dim}"), Parameters::PrefillModified(attend, variant.modified, address))
         };
         self.0.launch(&symbol, launch.blocks, parameters, &regions);
     }

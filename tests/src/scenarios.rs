@@ -18,6 +18,7 @@ use crate::prefixes::prefix_cases;
 use crate::public_api::{Public, Setup, check_append, plan, report, run_alone, workspace};
 use crate::rope::rope_cases;
 use crate::rope_append::rope_append_cases;
+use crate::rotary::{rotary_cases, rotary_prefix_cases};
 use crate::states::merge_cases;
 use crate::variants::Modifiers;
 use oxattn::config::{AttentionConfig, DType};
@@ -122,6 +123,7 @@ fn check(fixture: &Fixture, outputs: &Outputs, what: &str) {
 fn every_case(device: &Device, mode: SplitMode) {
     let mut table = cases();
     table.extend(split_cases());
+    table.extend(rotary_cases());
     for (index, case) in table.iter().filter(|case| case.pages != Pages::HighIds).enumerate() {
         let fixture = Fixture::new(case);
         let has_lse = case.config.sigmoid_bias.is_none();
@@ -148,7 +150,8 @@ pub fn every_case_is_the_oracle_s_answer_unsplit(device: &Device) {
 
 /// Keys that requests have in common, read once for several of them where that pays.
 pub fn shared_prefixes_change_no_answer(device: &Device) {
-    let (mut shared, cases) = (0, prefix_cases());
+    let (mut shared, mut cases) = (0, prefix_cases());
+    cases.extend(rotary_prefix_cases());
     for (index, case) in cases.iter().enumerate() {
         let mode = if index % 4 == 3 { SplitMode::Unsplit } else { SplitMode::Balanced };
         let fixture = Fixture::new(case);

@@ -109,6 +109,10 @@ mod tests {
             assert!(shared_tokens.iter().zip(&kv_lens).all(|(shared, kv_len)| *shared == 0 || shared + 128 == *kv_len));
             assert!(shared_tokens.iter().all(|shared| shared.is_multiple_of(case.page_size)));
         }
+        for case in parse(super::super::ROPE_ATTENTION).unwrap() {
+            assert_eq!(case.section, "rope_attention");
+            assert_eq!(case.kv_lens().unwrap().len(), case.query_lens().unwrap().len());
+        }
         let skewed = cases.iter().find(|case| case.case.starts_with("32/8/128 p16 bf16 skew")).unwrap();
         assert_eq!(skewed.kv_lens().unwrap().iter().sum::<u32>(), 63 * 512 + 100_000);
     }

@@ -21,7 +21,8 @@ pub enum Kernel {
     /// For all batches, on every device.
     Attend,
     /// For batches with prompts, on Hopper: head dims 64, 128 and 256, page sizes that are multiples of 8 tokens, and split
-    /// modes whose results may depend on the batch; with a custom variant, where its bundle has one.
+    /// modes whose results may depend on the batch; not with RoPE or norms inside attention; with a custom variant, where its
+    /// bundle has one.
     Prefill,
 }
 
@@ -83,6 +84,9 @@ impl Prefill {
         limits: Limits,
     ) -> Result<Option<Prefill>, Error> {
         let is_free = matches!(mode, SplitMode::Balanced | SplitMode::Unsplit);
+        if config.changes_rows() {
+            return Ok(None);
+        }
         let Some(tile) = PrefillTile::new(config.head_dim) else { return Ok(None) };
         let page_tokens = if config.ragged { RAGGED_PAGE_TOKENS } else { config.page_size_tokens };
         let Some(box_tokens) = tile.box_tokens(page_tokens) else { return Ok(None) };
@@ -209,6 +213,8 @@ mod tests {
         assert_eq!(has(256, 1024, SplitMode::Unsplit), Some(64));
         assert_eq!(has(128, 4, SplitMode::Balanced), None);
         assert_eq!(has(96, 16, SplitMode::Balanced), None);
+        let rotated = AttentionConfig::new(32, 8, 128, 16).with_rope(crate::RopeConfig::new(128));
+        assert!(Prefill::new(rotated, 132, SplitMode::Balanced, LIMITS).unwrap().is_none());
         assert_eq!(has(128, 16, SplitMode::BatchInvariant), None);
         assert_eq!(has(128, 16, SplitMode::FixedSplit { tokens: 128 }), None);
     }

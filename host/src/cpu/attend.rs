@@ -6,14 +6,16 @@
 //!
 //! Each item takes its keys in blocks of [`BLOCK_KEYS`]: the block's keys and values become f32 once and serve all
 //! rows of the tile, by the online softmax in base 2 (Milakov and Gimelshein 2018; Dao et al. 2022, algorithm 1). What
-//! [`ModifiedParameters`] switch on is done to the scores of a block, a row at a time.
+//! [`ModifiedParameters`] switch on is done to the scores of a block, a row at a time; what [`RotaryParameters`] do besides
+//! is done to queries and keys as they become f32.
 
 use super::memory::{cache_address, load_row, prefetch, read, row_address, store_row, write};
 use super::merge::{State, fold};
+use super::rotary::{Angles, Transform};
 use crate::config::DType;
 use kernels_gpu::abi::parameters::{AttendParameters, CacheView};
 use kernels_gpu::abi::plan::{MaskRequest, PlanHeader, SharedRow, WorkItem};
-use kernels_gpu::variant::ModifiedParameters;
+use kernels_gpu::variant::{ModifiedParameters, RotaryParameters};
 use rayon::prelude::*;
 use std::cell::RefCell;
 use std::f32::consts::LOG2_E;
@@ -35,9 +37,10 @@ pub unsafe fn attend(
     header: &PlanHeader,
     head_dim: u32,
     dtype: DType,
-    variant: &ModifiedParameters,
+    variant: &RotaryParameters,
 ) {
-    let launch = Launch { parameters, head_dim: head_dim as usize, dtype, variant };
+    let RotaryParameters { modified, .. } = variant;
+    let launch = Launch { parameters, head_dim: head_dim as usize, dtype, variant: modified, rotary: variant };
     // SAFETY: the caller's. The queues lie end to end, so their items are one range.
     let (first, end) = unsafe {
         (read::<u32>(parameters.queue_begin, 0), read::<u32>(parameters.queue_begin, 2 * header.teams as usize))
@@ -69,6 +72,7 @@ struct Launch<'a> {
     head_dim: usize,
     dtype: DType,
     variant: &'a ModifiedParameters,
+    rotary: &'a RotaryParameters,
 }
 
 /// Partial state of piece 0 of a row of an item's tile; the other pieces' follow it.
@@ -188,6 +192,7 @@ struct Scratch {
     out: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
+    angles: Angles,
 }
 
 thread_local! {
@@ -209,6 +214,8 @@ unsafe fn attend_item<const FUSED: bool>(launch: &Launch, item: &WorkItem, kv_he
         unsafe {
             load_block(launch, item, kv_head, &parameters.k, begin, &mut scratch.k[..keys * head_dim]);
             load_block(launch, item, kv_head, &parameters.v, begin, &mut scratch.v[..keys * head_dim]);
+            let rows = &mut scratch.k[..keys * head_dim];
+            Transform::of_keys(launch.rotary).apply(rows, head_dim, begin as i32, &mut scratch.angles);
         }
         let rows = scratch.rows.iter_mut().zip(scratch.q.chunks_exact(head_dim));
         for ((row, q), out) in rows.zip(scratch.out.chunks_exact_mut(head_dim)) {
@@ -331,7 +338,14 @@ impl Scratch {
                 row.sum = if row.max == f32::NEG_INFINITY { 0.0 } else { 1.0 };
             }
             // SAFETY: the caller's.
-            unsafe { load_row(row_address(&parameters.q, row.token, row.head), launch.dtype, q) };
+            unsafe {
+                load_row(row_address(&parameters.q, row.token, row.head), launch.dtype, q);
+                let position = match launch.rotary.positions {
+                    0 => position as i32,
+                    positions => read(positions, row.token as usize),
+                };
+                Transform::of_queries(launch.rotary).apply(q, head_dim, position, &mut self.angles);
+            }
             q.iter_mut().for_each(|q| *q *= scale);
             self.rows.push(row);
         }

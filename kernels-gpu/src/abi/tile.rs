@@ -38,6 +38,9 @@ pub const TALL_STAGES: u32 = 2;
 /// Head dims the attend kernel is built for.
 pub const ATTEND_HEAD_DIMS: [u32; 10] = [64, 80, 96, 112, 128, 160, 192, 224, 256, 512];
 
+/// Head dims of the attend kernels that normalise and rotate queries and keys.
+pub const ROTARY_HEAD_DIMS: [u32; 4] = [64, 96, 128, 256];
+
 /// Threads of a merge block: a warp folds a row.
 pub const MERGE_THREADS: u32 = 128;
 /// Threads of an append block.

@@ -79,6 +79,9 @@ pub unsafe fn attend<
         }
         split |= short::walk::<E, V, HEAD_DIM, HOPPER, QUERY_STEPS, OUTPUT_STEPS>(&p, variant, queue.short());
         if split {
+            if V::TRANSFORMS {
+                queue = Queue::read(&p);
+            }
             arrive::arrive::<E, HEAD_DIM, false>(&p, queue.all, threads, room_bytes);
         }
     }
