@@ -140,12 +140,7 @@ fn given<T>(
 }
 
 /// The address of values of which there must be `count`, or more.
-fn values(
-    tensor: &'static str,
-    values: Option<Values>,
-    count: u64,
-    alignment: i64,
-) -> Result<u64, ArgumentError> {
+fn values(tensor: &'static str, values: Option<Values>, count: u64, alignment: i64) -> Result<u64, ArgumentError> {
     let Some(values) = values else { return Ok(0) };
     if values.len < count {
         matches(tensor, "len", values.len, count)?;

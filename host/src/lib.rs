@@ -68,11 +68,11 @@ pub use plan::{Balance, Explain, Limits, NotShared, Plan, PlanError, Planner, Sh
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use rope::{Rope, RopeAppend, RopePositions, RopeRun, Rotate};
 pub use rope_config::{RopeAngles, RopeConfig, RopeError, RopeScaling};
+pub use streaming::{Streaming, StreamingError};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use tensor::{ArgumentError, KvMemory, Layout, Lse2, LseE, PageIndices, PagedCache, Rows};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use validate::DeviceValueError;
-pub use streaming::{Streaming, StreamingError};
 pub use variant::{alibi_slopes, pack_mask, tree_mask, window_left};
 pub use workspace::{WorkspaceError, WorkspaceLayout};
 

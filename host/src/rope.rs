@@ -35,8 +35,8 @@
 
 mod append;
 
-pub use append::RopeAppend;
 pub use crate::rope_config::{RopeAngles, RopeConfig, RopeError, RopeScaling};
+pub use append::RopeAppend;
 
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::parameters::{RopeParameters, RowsView};

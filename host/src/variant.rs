@@ -60,6 +60,9 @@ impl AttentionConfig {
     /// Only their distances count, so a request may lose keys, say all but the first few and the recent ones
     /// ([`crate::streaming`]), and those that stay need not be rotated again.
     ///
+    /// Keys whose positions are not their places, those of draft trees and of prompts with several items, are for
+    /// [`Rope`](crate::rope::Rope) before attention.
+    ///
     /// Rows are rounded to the config's dtype once they are rotated, as a kernel before attention would leave them.
     /// Supported are head dims 64, 96, 128 and 256, and angles that are computed. There are no prefill kernels with it.
     pub fn with_rope(self, rope: RopeConfig) -> AttentionConfig {

@@ -264,9 +264,8 @@ unsafe fn cos_sin(p: &RopeParameters, position: u32, unit: u32) -> ([f32; 8], [f
 #[inline(always)]
 pub(crate) fn cos_sin_of_turns(turns: [u32; 4], position: u32) -> [(f32, f32); 2] {
     // The upper half of the 64-bit product, whose overflow is whole turns.
-    let at = |low: u32, high: u32| {
-        cos_sin_of_turn(high.wrapping_mul(position).wrapping_add(multiply_high(low, position)))
-    };
+    let at =
+        |low: u32, high: u32| cos_sin_of_turn(high.wrapping_mul(position).wrapping_add(multiply_high(low, position)));
     [at(turns[0], turns[1]), at(turns[2], turns[3])]
 }
 

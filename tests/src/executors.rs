@@ -265,7 +265,10 @@ impl Executor for PrefillEmulator {
             let plain = StandardParameters { scale_log2: variant.modified.scale };
             (format!("prefill_{dtype}_d{head_dim}"), Parameters::Prefill(attend, plain, address))
         } else {
-            (format!("prefill_modified_{dtype}_d{head_dim}"), Parameters::PrefillModified(attend, variant.modified, address))
+            (
+                format!("prefill_modified_{dtype}_d{head_dim}"),
+                Parameters::PrefillModified(attend, variant.modified, address),
+            )
         };
         self.0.launch(&symbol, launch.blocks, parameters, &regions);
     }

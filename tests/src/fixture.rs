@@ -290,7 +290,8 @@ impl Fixture {
     /// What the kernels are told of the case's variants, worked out here once more.
     fn parameters(&mut self) -> RotaryParameters {
         let config = self.case.config;
-        let [sinks, slopes, temperatures, query_norm, key_norm] = self.numbers.each_mut().map(|buffer| buffer.address());
+        let [sinks, slopes, temperatures, query_norm, key_norm] =
+            self.numbers.each_mut().map(|buffer| buffer.address());
         let if_asked = |asked: bool, address: u64| if asked { address } else { 0 };
         let (scale, cap_log2) = match config.soft_cap {
             None => (config.softmax_scale * LOG2_E, 0.0),

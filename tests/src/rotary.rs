@@ -103,11 +103,13 @@ fn positions(cases: &mut Vec<Case>) {
     let neighbours = |config: AttentionConfig| normed(neighbours(config)).with_rope_positions();
     cases.extend([
         base(0, 64).changed("positions that are the places", given),
-        base(1, 128).changed("positions apart from the places", given).at_positions(|seed, place| 2 * place + seed as i32),
+        base(1, 128)
+            .changed("positions apart from the places", given)
+            .at_positions(|seed, place| 2 * place + seed as i32),
         base(2, 96).changed("negative positions", neighbours).at_positions(|seed, place| place - 40 * seed as i32 - 3),
-        base(3, 128).changed("positions above a million", neighbours).at_positions(|seed, place| {
-            5_000_000 * (seed as i32 + 1) + place
-        }),
+        base(3, 128)
+            .changed("positions above a million", neighbours)
+            .at_positions(|seed, place| 5_000_000 * (seed as i32 + 1) + place),
         base(5, 64).changed("the last positions there are", given).at_positions(|seed, place| match seed % 2 {
             0 => i32::MAX - place.max(0),
             _ => i32::MIN + place.max(0),
@@ -119,13 +121,14 @@ fn positions(cases: &mut Vec<Case>) {
 
 /// Requests that share prefixes: those plans for which the position of every row is given.
 pub fn rotary_prefix_cases() -> Vec<Case> {
-    let shared = |name: &str, heads, head_dim, requests: &[(u32, u32, u32)], change: fn(AttentionConfig) -> AttentionConfig| {
-        let lens = |of: fn(&(u32, u32, u32)) -> u32| requests.iter().map(of).collect::<Vec<u32>>();
-        let mut case = Case::new("", heads, head_dim, 16, &lens(|r| r.0), &lens(|r| r.1));
-        case.shared_tokens = lens(|r| r.2);
-        case.config = case.config.with_shared_prefixes(2).always_sharing();
-        case.changed(name, change)
-    };
+    let shared =
+        |name: &str, heads, head_dim, requests: &[(u32, u32, u32)], change: fn(AttentionConfig) -> AttentionConfig| {
+            let lens = |of: fn(&(u32, u32, u32)) -> u32| requests.iter().map(of).collect::<Vec<u32>>();
+            let mut case = Case::new("", heads, head_dim, 16, &lens(|r| r.0), &lens(|r| r.1));
+            case.shared_tokens = lens(|r| r.2);
+            case.config = case.config.with_shared_prefixes(2).always_sharing();
+            case.changed(name, change)
+        };
     let group: Vec<(u32, u32, u32)> =
         (0..7).map(|member| (1 + member % 2, 330 + 7 * member, if member == 0 { 0 } else { 320 })).collect();
     vec![

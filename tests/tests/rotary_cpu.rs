@@ -1,11 +1,11 @@
 //! Norms and rotations inside attention, on the host executor.
 
 use kernels_gpu::abi::tile::Teams;
-use oxattn::{NotShared, Sharing, SplitMode, Target};
+use oxattn::{NotShared, QueryLengths, SplitMode, Target};
 use oxattn_tests::cases::{Case, Unused};
 use oxattn_tests::executors::Cpu;
 use oxattn_tests::fixture::{Fixture, Lse, Outputs};
-use oxattn_tests::plans::{forced_split, planned};
+use oxattn_tests::plans::{forced_split, planned, planner_for, table_of};
 use oxattn_tests::rotary::{rotary_cases, rotary_prefix_cases};
 
 const MODES: [SplitMode; 4] =
@@ -51,5 +51,23 @@ fn what_unused_slots_hold_changes_no_bit() {
         let poisoned = run(&case, 3, Lse::Two);
         let clean = run(&Case { unused: Unused::Large, ..case.clone() }, 3, Lse::Two);
         assert!(poisoned.1.bits() == clean.1.bits(), "{}", case.name);
+    }
+}
+
+/// A shared item's rows stand side by side, whatever their requests, so that their places are not known to it.
+#[test]
+fn plans_share_prefixes_of_rotated_keys_where_positions_are_given() {
+    let not_shared = |case: &Case| {
+        let page_begin = Fixture::new(case).page_begin;
+        let mut planner = planner_for(&[case], Target::new(7, 16).with_tall_rows(64), SplitMode::Balanced);
+        let query_begin = case.query_begin();
+        let queries = QueryLengths::indptr(&query_begin).unwrap();
+        planner.plan(&table_of(case, &page_begin).unwrap(), queries).unwrap().sharing().not_shared
+    };
+    for case in rotary_prefix_cases() {
+        assert_eq!(not_shared(&case), None, "{}", case.name);
+        let mut by_places = case.clone();
+        by_places.config.rope_positions = false;
+        assert_eq!(not_shared(&by_places), case.config.rope.map(|_| NotShared::Rope), "{}", case.name);
     }
 }

@@ -91,9 +91,8 @@ impl Before {
     pub fn rotate(&self, lab: &Lab, q: &Buffer, k: &Buffer) -> Result<(), Failure> {
         let rotate = |from: &Buffer, to: &Buffer, positions: &Buffer, heads: u32| {
             let tokens = positions.bytes() as u64 / 4;
-            let rows = |memory: &Buffer| {
-                Rows::contiguous(memory.address(), DType::Bf16, tokens, heads, self.config.head_dim)
-            };
+            let rows =
+                |memory: &Buffer| Rows::contiguous(memory.address(), DType::Bf16, tokens, heads, self.config.head_dim);
             let rotate = Rotate { input: rows(from), output: rows(to) };
             let positions = RopePositions::Ids { address: positions.address() };
             // SAFETY: all tensors are live until the lab has synchronised.

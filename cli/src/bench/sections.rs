@@ -12,8 +12,8 @@ use oxattn::{
 
 use super::case::Case;
 use super::lab::{Lab, Random};
-use super::variants::{Inputs, config, seen};
 use super::rope_attention::{Before, Rotates};
+use super::variants::{Inputs, config, seen};
 use super::{Failure, Row, blank, rope_attention, rotating};
 
 /// Bytes of cache that the calls of a graph rotate over: several times the L2 cache.

@@ -123,12 +123,7 @@ pub trait Variant: Copy {
     /// As [`transform_queries`](Self::transform_queries).
     #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
     #[inline(always)]
-    unsafe fn transform_keys<E: Element, const HEAD_DIM: u32>(
-        &self,
-        _tile: impl Rows,
-        _keys: [u32; 2],
-        _threads: u32,
-    ) {
+    unsafe fn transform_keys<E: Element, const HEAD_DIM: u32>(&self, _tile: impl Rows, _keys: [u32; 2], _threads: u32) {
     }
 
     /// Turns a raw score (query times key) into a logit in base-2 units: softmax is `2^logit`, normalised. In kernels of
