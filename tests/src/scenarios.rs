@@ -1124,13 +1124,15 @@ pub fn prefill_kernels_that_there_are_not_are_refused(device: &Device) {
         (config(96, 16), SplitMode::Balanced),
         (config(128, 16), SplitMode::BatchInvariant),
         (config(128, 16), SplitMode::FixedSplit { tokens: 64 }),
+        (config(128, 16).with_rope(RopeConfig::new(128)), SplitMode::Balanced),
+        (config(64, 16).with_key_norm(1e-6), SplitMode::Unsplit),
     ];
     let on_gpus = [(config(128, 16), SplitMode::Balanced), (config(64, 8), SplitMode::Unsplit)];
     for (config, mode) in never.iter().chain(on_gpus.iter().filter(|_| device.is_cpu())) {
         let message = format!(
             "no prefill kernel for head_dim {} and page_size_tokens {} here; it needs a Hopper GPU, head_dim 64, 128 or \
-             256, pages of a multiple of 8 tokens, SplitMode::Balanced or Unsplit, and of a custom variant a kernel in \
-             its bundle",
+             256, pages of a multiple of 8 tokens, SplitMode::Balanced or Unsplit, no rope and no norms, and of a custom \
+             variant a kernel in its bundle",
             config.head_dim, config.page_size_tokens
         );
         for attention in [Attention::new, Attention::for_graphs] {
