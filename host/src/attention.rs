@@ -13,14 +13,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::parameters::AttendParameters;
 use kernels_gpu::abi::plan::{PlanHeader, RAGGED_PAGE_TOKENS, WorkItem};
-use kernels_gpu::variant::ModifiedParameters;
+use kernels_gpu::variant::RotaryParameters;
 
 use crate::Error;
 use crate::config::{AttentionConfig, ConfigError, HEAD_DIM_STEP};
 #[cfg(feature = "emulator")]
 use crate::custom::config_parameters;
 use crate::custom::{Custom, CustomParameters};
-use crate::device::{Device, Executor, Stream};
+use crate::device::{Buffer, Device, Executor, Stream};
 use crate::inputs::VariantInputs;
 use crate::page_table::{PageTable, QueryLengths};
 use crate::plan::{Limits, Plan, PlanError, SplitMode};
@@ -54,6 +54,8 @@ pub struct Attention {
     /// What the device's tuning has of batches of this attention.
     measured: Measured,
     custom: Option<Custom>,
+    /// The angles of the config's rotary embedding.
+    turns: Option<Buffer>,
     graphs: bool,
     /// Of the latest plan, by either planner.
     epoch: u64,
@@ -241,6 +243,7 @@ impl Attention {
             prefill,
             kernel: graphs.then_some((Kernel::Attend, Choice::Graphs)),
             custom,
+            turns: config.rope.map(|rope| device.upload(&rope.turns())).transpose()?,
             graphs,
             epoch: 0,
             planned: None,
@@ -463,7 +466,7 @@ impl Attention {
                 let _ = stream;
                 #[cfg(feature = "emulator")]
                 if let Some((kernel, own)) = self.emulated(arguments) {
-                    let (blocks, config) = (self.path(planned).blocks(), config_parameters(&variant));
+                    let (blocks, config) = (self.path(planned).blocks(), config_parameters(&variant.modified));
                     let mappable = match planned.kernel {
                         Kernel::Attend => None,
                         Kernel::Prefill => Some(arguments.kv.mappable(&self.config, [&parameters.k, &parameters.v])?),
@@ -490,10 +493,13 @@ impl Attention {
                     ("page_indices", parameters.page_indices),
                     ("out", parameters.out.address),
                     ("lse", parameters.lse.address),
-                    ("variant.sinks", variant.sinks),
-                    ("variant.alibi_slopes", variant.alibi_slopes),
-                    ("variant.temperatures", variant.temperatures),
-                    ("variant.mask", variant.mask),
+                    ("variant.sinks", variant.modified.sinks),
+                    ("variant.alibi_slopes", variant.modified.alibi_slopes),
+                    ("variant.temperatures", variant.modified.temperatures),
+                    ("variant.mask", variant.modified.mask),
+                    ("variant.rope_positions", variant.positions),
+                    ("variant.query_norm", variant.query_norm),
+                    ("variant.key_norm", variant.key_norm),
                 ])?;
                 match &self.gpu {
                     // SAFETY: the addresses are live memory of the device, by this function's contract.
@@ -516,7 +522,7 @@ impl Attention {
     }
 
     /// What the config's variants do, with this call's addresses.
-    fn variant(&self, planned: &Planned, arguments: &Run, workspace: &Workspace) -> Result<ModifiedParameters, Error> {
+    fn variant(&self, planned: &Planned, arguments: &Run, workspace: &Workspace) -> Result<RotaryParameters, Error> {
         if self.config.sigmoid_bias.is_some() && arguments.lse.is_some() {
             return Err(ArgumentError::NoLse.into());
         }
@@ -532,7 +538,9 @@ impl Attention {
             Some(form) => (limits.max_requests as u64, limits.mask_bytes(form)),
         };
         let mask_requests = workspace.address + path.layout().mask_requests_offset_bytes;
-        Ok(arguments.variant.parameters(&self.config, requests, mask_bytes, mask_requests)?)
+        let tokens = if self.graphs { limits.max_query_tokens as u64 } else { planned.query_tokens };
+        let turns = self.turns.as_ref().map_or(0, Buffer::address);
+        Ok(arguments.variant.parameters(&self.config, [requests, tokens], mask_bytes, mask_requests, turns)?)
     }
 
     /// The custom variant's kernels for the emulator, and its parameters.
@@ -635,7 +643,7 @@ const _: () = assert!(size_of::<WorkItem>().is_multiple_of(16));
 mod gpu {
     use kernels_gpu::abi::parameters::{AttendParameters, CacheMaps, FoldParameters};
     use kernels_gpu::abi::tile::FOLD_BLOCKS_PER_MULTIPROCESSOR;
-    use kernels_gpu::variant::{ModifiedParameters, StandardParameters};
+    use kernels_gpu::variant::{RotaryParameters, StandardParameters};
 
     use super::Prefill;
     use crate::custom::{CustomParameters, config_parameters};
@@ -652,6 +660,8 @@ mod gpu {
         attend: (Function, bool),
         /// The same of the prefill kernel.
         prefill: Option<(Function, bool)>,
+        /// Whether the attend kernel is one that changes queries and keys.
+        changes_rows: bool,
         /// For attentions whose plans may share prefixes.
         fold: Option<Function>,
         staging: Vec<Staging>,
@@ -686,7 +696,7 @@ mod gpu {
                 })
                 .collect::<Result<_, Error>>()?;
             let attend = (attend, config.is_plain_for_attend());
-            let mut gpu = Gpu { attend, prefill: None, fold, staging, next: 0 };
+            let mut gpu = Gpu { attend, prefill: None, changes_rows: config.changes_rows(), fold, staging, next: 0 };
             if let Some(prefill) = prefill {
                 gpu.load_prefill(device, config, prefill)?;
             }
@@ -730,7 +740,7 @@ mod gpu {
             cuda: &Cuda,
             blocks: u32,
             (parameters, maps): (&AttendParameters, &CacheMaps),
-            variant: &ModifiedParameters,
+            variant: &RotaryParameters,
             custom: Option<&CustomParameters>,
             stream: Stream,
         ) -> Result<(), Error> {
@@ -739,13 +749,13 @@ mod gpu {
             // SAFETY: the caller's contract is the kernel's own.
             unsafe {
                 if let Some(own) = custom {
-                    let config = config_parameters(variant);
+                    let config = config_parameters(&variant.modified);
                     cuda.launch_custom(kernel, stream, blocks, (parameters, &config), Some(maps), own)
                 } else if *is_plain {
-                    let plain = StandardParameters { scale_log2: variant.scale };
+                    let plain = StandardParameters { scale_log2: variant.modified.scale };
                     cuda.launch_three(kernel, stream, blocks, (parameters, &plain, maps))
                 } else {
-                    cuda.launch_three(kernel, stream, blocks, (parameters, variant, maps))
+                    cuda.launch_three(kernel, stream, blocks, (parameters, &variant.modified, maps))
                 }
             }
         }
@@ -757,7 +767,7 @@ mod gpu {
             cuda: &Cuda,
             blocks: u32,
             parameters: &AttendParameters,
-            variant: &ModifiedParameters,
+            variant: &RotaryParameters,
             custom: Option<&CustomParameters>,
             stream: Stream,
         ) -> Result<(), Error> {
@@ -765,13 +775,15 @@ mod gpu {
             // SAFETY: the caller's contract is the kernel's own.
             unsafe {
                 if let Some(own) = custom {
-                    let config = config_parameters(variant);
+                    let config = config_parameters(&variant.modified);
                     cuda.launch_custom(kernel, stream, blocks, (parameters, &config), None, own)
                 } else if *is_plain {
-                    let plain = StandardParameters { scale_log2: variant.scale };
+                    let plain = StandardParameters { scale_log2: variant.modified.scale };
                     cuda.launch_pair(kernel, stream, blocks, parameters, &plain)
-                } else {
+                } else if self.changes_rows {
                     cuda.launch_pair(kernel, stream, blocks, parameters, variant)
+                } else {
+                    cuda.launch_pair(kernel, stream, blocks, parameters, &variant.modified)
                 }
             }
         }

@@ -5,7 +5,7 @@
 //! lends what [`Attention`](crate::Attention) takes. Invariant: a row block is a request, and its pages are the keys of
 //! the column blocks that it lists, in the order listed; keys that no block lists are never read.
 //!
-//! A request's positions are not the sequence's. So what reads positions, windows and ALiBi, is refused, and the causal
+//! A request's positions are not the sequence's. So what reads positions, windows, ALiBi and RoPE, is refused, and the causal
 //! rule, query `i` sees key `j` only where `j <= i + kv_tokens - query_tokens`, becomes a custom mask where it cuts a
 //! block, as a mask of the pattern's own does; blocks that lie wholly in the future are read and masked. Where it comes
 //! to the causal rule of each request, it stays one, which is faster: where column blocks divide row blocks, say, and
@@ -320,6 +320,7 @@ fn check(config: &AttentionConfig) -> Result<(), Error> {
         ("window_left", config.window_left.is_some(), positions),
         ("window_right", config.window_right.is_some(), positions),
         ("alibi", config.alibi, positions),
+        ("rope", config.rope.is_some(), positions),
         ("custom_variant", config.custom_variant.is_some(), positions),
         ("mask", config.mask == Some(MaskForm::Bytes), "masks of block-sparse patterns are MaskForm::Bits"),
     ] {

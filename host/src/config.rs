@@ -5,7 +5,9 @@
 
 #[cfg(any(feature = "cuda", feature = "emulator"))]
 use kernels_gpu::abi::tile::PrefillTile;
-use kernels_gpu::abi::tile::attend_head_dim;
+use kernels_gpu::abi::tile::{ROTARY_HEAD_DIMS, attend_head_dim};
+
+use crate::rope_config::{RopeAngles, RopeConfig, RopeError};
 
 /// Element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -84,6 +86,14 @@ pub struct AttentionConfig {
     pub sinks: bool,
     /// Weights are `sigmoid(logit + bias)`, and not a softmax.
     pub sigmoid_bias: Option<f32>,
+    /// The rotary embedding of queries and keys, which come without it; see [`with_rope`](Self::with_rope).
+    pub rope: Option<RopeConfig>,
+    /// Whether the positions that queries are rotated by are given at run time.
+    pub rope_positions: bool,
+    /// RMS norm of each query row, with weights given at run time: what is added to the mean square.
+    pub query_norm: Option<f32>,
+    /// RMS norm of each key row.
+    pub key_norm: Option<f32>,
     /// Levels of prefixes that requests of a batch may share, 0 for none.
     pub shared_prefix_levels: u32,
     /// Whether plans share wherever that is less work, even if one block's waiting outweighs it.
@@ -177,6 +187,51 @@ pub enum ConfigError {
     /// A sink is part of a softmax.
     #[error("sinks are part of a softmax; with sigmoid_bias there is none")]
     SinksWithoutSoftmax,
+    /// The rotary embedding is not one we can do.
+    #[error("rope: {0}")]
+    Rope(#[from] RopeError),
+    /// The rotary embedding is for rows of another length.
+    #[error("rope.head_dim is {got}; it must be the attention's head_dim = {wanted}")]
+    RopeHeadDim {
+        /// The rotary embedding's.
+        got: u32,
+        /// The attention's.
+        wanted: u32,
+    },
+    /// Inside attention angles are computed.
+    #[error("rope takes its angles from a table; supported inside attention are computed ones")]
+    RopeTable,
+    /// Positions of nothing.
+    #[error("rope_positions is set without rope")]
+    PositionsWithoutRope,
+    /// No kernel is built for this head dim that changes queries and keys.
+    #[error("head_dim is {got}; supported with {field} are {supported:?}")]
+    RotaryHeadDim {
+        /// The field that asks for such a kernel.
+        field: &'static str,
+        /// The value found.
+        got: u32,
+        /// The values supported.
+        supported: &'static [u32],
+    },
+    /// No kernel is built for values of another head dim that changes queries and keys.
+    #[error("value_head_dim is {got}; with {field} it must be head_dim = {wanted}")]
+    RotaryValueHeadDim {
+        /// The field that asks for such a kernel.
+        field: &'static str,
+        /// The values'.
+        got: u32,
+        /// The queries' and keys'.
+        wanted: u32,
+    },
+    /// A norm that might divide by zero.
+    #[error("{field} is {got}; supported is from {MIN_NORM_EPSILON:e} to 1")]
+    NormEpsilon {
+        /// The field.
+        field: &'static str,
+        /// The value found.
+        got: f32,
+    },
     /// A user-defined variant's kernels do nothing that it does not do itself.
     #[error(
         "{field} is set beside custom_variant {variant}, whose kernels do what it says and, of a config, scale, causal \
@@ -196,6 +251,8 @@ pub const HEAD_DIM_STEP: u32 = 8;
 pub const MAX_HEAD_DIM: u32 = 512;
 /// Smallest soft cap.
 pub const MIN_SOFT_CAP: f32 = 1e-6;
+/// Smallest number added to a mean square in a norm.
+pub const MIN_NORM_EPSILON: f32 = 1e-12;
 /// Largest soft cap.
 pub const MAX_SOFT_CAP: f32 = 1e9;
 /// Query heads a KV head may serve.
@@ -228,6 +285,10 @@ impl AttentionConfig {
             alibi: false,
             sinks: false,
             sigmoid_bias: None,
+            rope: None,
+            rope_positions: false,
+            query_norm: None,
+            key_norm: None,
             shared_prefix_levels: 0,
             always_shares: false,
             custom_variant: None,
@@ -304,7 +365,11 @@ impl AttentionConfig {
     /// The attend kernel's symbol.
     #[cfg(any(feature = "cuda", feature = "emulator"))]
     pub(crate) fn attend_symbol(&self) -> String {
-        let variant = self.variant_symbol(if self.is_plain_for_attend() { "" } else { "modified_" });
+        let variant = self.variant_symbol(match self.is_plain_for_attend() {
+            _ if self.changes_rows() => "rotary_",
+            true => "",
+            false => "modified_",
+        });
         format!("attend_{variant}{}_d{}", self.dtype, self.attend_head_dim())
     }
 
@@ -379,12 +444,16 @@ impl AttentionConfig {
                 ("alibi", self.alibi),
                 ("sinks", self.sinks),
                 ("sigmoid_bias", self.sigmoid_bias.is_some()),
+                ("rope", self.rope.is_some()),
+                ("query_norm", self.query_norm.is_some()),
+                ("key_norm", self.key_norm.is_some()),
             ] {
                 if is_set {
                     return Err(ConfigError::BesideCustomVariant { field, variant });
                 }
             }
         }
+        self.validate_rows()?;
         if let Some(got) = self.sigmoid_bias {
             if !got.is_finite() {
                 return Err(ConfigError::SigmoidBiasNotFinite { got });
@@ -394,6 +463,36 @@ impl AttentionConfig {
             }
         }
         Ok(())
+    }
+
+    /// Refuses changes of queries and keys that no kernel does.
+    fn validate_rows(&self) -> Result<(), ConfigError> {
+        let norms = [("query_norm", self.query_norm), ("key_norm", self.key_norm)];
+        let norm_fields = norms.iter().filter(|norm| norm.1.is_some()).map(|norm| norm.0);
+        for field in self.rope.map(|_| "rope").into_iter().chain(norm_fields) {
+            if !ROTARY_HEAD_DIMS.contains(&self.head_dim) {
+                return Err(ConfigError::RotaryHeadDim { field, got: self.head_dim, supported: &ROTARY_HEAD_DIMS });
+            }
+            if self.value_head_dim != self.head_dim {
+                return Err(ConfigError::RotaryValueHeadDim { field, got: self.value_head_dim, wanted: self.head_dim });
+            }
+        }
+        for (field, epsilon) in norms {
+            if let Some(got) = epsilon.filter(|epsilon| !(MIN_NORM_EPSILON..=1.0).contains(epsilon)) {
+                return Err(ConfigError::NormEpsilon { field, got });
+            }
+        }
+        let Some(rope) = self.rope else {
+            return if self.rope_positions { Err(ConfigError::PositionsWithoutRope) } else { Ok(()) };
+        };
+        rope.validate()?;
+        if rope.head_dim != self.head_dim {
+            return Err(ConfigError::RopeHeadDim { got: rope.head_dim, wanted: self.head_dim });
+        }
+        match rope.angles {
+            RopeAngles::Computed { .. } => Ok(()),
+            RopeAngles::Cached { .. } => Err(ConfigError::RopeTable),
+        }
     }
 }
 
@@ -412,6 +511,9 @@ mod tests {
             ("alibi", custom.with_alibi()),
             ("sinks", custom.with_sinks()),
             ("sigmoid_bias", custom.with_sigmoid(1.0)),
+            ("rope", custom.with_rope(RopeConfig::new(128))),
+            ("query_norm", custom.with_query_norm(1e-6)),
+            ("key_norm", custom.with_key_norm(1e-6)),
         ] {
             assert_eq!(config.validate(), Err(ConfigError::BesideCustomVariant { field, variant: "near" }));
         }
@@ -463,6 +565,30 @@ mod tests {
             (plain.with_soft_cap(f32::INFINITY), "soft_cap is inf; supported is from 1e-6 to 1e9"),
             (plain.with_soft_cap(f32::NAN), "soft_cap is NaN; supported is from 1e-6 to 1e9"),
             (plain.with_sigmoid(f32::INFINITY), "sigmoid_bias is inf; it must be finite"),
+            (
+                AttentionConfig::new(8, 8, 80, 16).with_rope(RopeConfig::new(80)),
+                "head_dim is 80; supported with rope are [64, 96, 128, 256]",
+            ),
+            (
+                AttentionConfig::new(8, 8, 128, 16).with_value_head_dim(64).with_rope(RopeConfig::new(128)),
+                "value_head_dim is 64; with rope it must be head_dim = 128",
+            ),
+            (
+                AttentionConfig::new(8, 8, 512, 16).with_key_norm(1e-6),
+                "head_dim is 512; supported with key_norm are [64, 96, 128, 256]",
+            ),
+            (plain.with_rope(RopeConfig::new(64)), "rope.head_dim is 64; it must be the attention's head_dim = 128"),
+            (
+                plain.with_rope(RopeConfig::new(128).with_theta(0.0)),
+                "rope: theta is 0; it must be finite and at least 1",
+            ),
+            (
+                plain.with_rope(RopeConfig::new(128).with_cos_sin_cache(256, 9)),
+                "rope takes its angles from a table; supported inside attention are computed ones",
+            ),
+            (plain.with_rope_positions(), "rope_positions is set without rope"),
+            (plain.with_query_norm(0.0), "query_norm is 0; supported is from 1e-12 to 1"),
+            (plain.with_key_norm(f32::NAN), "key_norm is NaN; supported is from 1e-12 to 1"),
             (plain.with_sigmoid(0.0).with_sinks(), "sinks are part of a softmax; with sigmoid_bias there is none"),
         ];
         for (config, message) in cases {

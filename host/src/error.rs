@@ -48,9 +48,8 @@ pub enum Error {
     #[error(transparent)]
     Tuning(#[from] crate::tuning::TuningError),
     /// The rotary embedding is not one we can do.
-    #[cfg(any(feature = "cpu", feature = "cuda"))]
     #[error(transparent)]
-    Rope(#[from] crate::rope::RopeError),
+    Rope(#[from] crate::rope_config::RopeError),
     /// A check found values on the device that are out of range.
     #[cfg(any(feature = "cpu", feature = "cuda"))]
     #[error(transparent)]

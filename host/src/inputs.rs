@@ -1,11 +1,11 @@
 //! What variants read at run time: addresses of device memory, checked against the config.
 //!
-//! In: [`VariantInputs`] of a call. Out: the kernels' [`ModifiedParameters`]. Invariant: what the config asks for is
+//! In: [`VariantInputs`] of a call. Out: the kernels' [`RotaryParameters`]. Invariant: what the config asks for is
 //! there in the lengths it needs, and nothing is there that the config does not ask for.
 
 use std::f32::consts::LOG2_E;
 
-use kernels_gpu::variant::ModifiedParameters;
+use kernels_gpu::variant::{ModifiedParameters, RotaryParameters};
 
 use crate::config::{AttentionConfig, MaskForm};
 use crate::custom::CustomParameters;
@@ -29,6 +29,15 @@ pub struct MaskMemory {
     pub bytes: u64,
 }
 
+/// Positions of query tokens on the device, i32, counted from their request's first key; they may be negative.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueryPositions {
+    /// Address of the first.
+    pub address: u64,
+    /// Positions there.
+    pub len: u64,
+}
+
 /// What a config's variants read: for each, what its `with_` method says is read at run time. The default is nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VariantInputs {
@@ -41,25 +50,37 @@ pub struct VariantInputs {
     /// Of `with_mask`: the requests' parts, one after another; in graphs with room for the limits'
     /// [`mask_bytes`](crate::Limits::mask_bytes).
     pub mask: Option<MaskMemory>,
+    /// Of `with_rope_positions`: a position a query token (in graphs, the limits' tokens).
+    pub rope_positions: Option<QueryPositions>,
+    /// Of `with_query_norm`: a weight an element of a row.
+    pub query_norm: Option<Values>,
+    /// Of `with_key_norm`: the same.
+    pub key_norm: Option<Values>,
     /// Of `with_custom_variant`: the variant's own parameters.
     pub custom: Option<CustomParameters>,
 }
 
 impl VariantInputs {
-    /// Checks the inputs of a call for `requests` requests with a mask of `mask_bytes`.
+    /// Checks the inputs of a call for `requests` requests and `query_tokens` tokens with a mask of `mask_bytes`. `turns` are
+    /// the angles of the config's rotary embedding, if any.
     pub(crate) fn parameters(
         &self,
         config: &AttentionConfig,
-        requests: u64,
+        [requests, query_tokens]: [u64; 2],
         mask_bytes: u64,
         mask_requests: u64,
-    ) -> Result<ModifiedParameters, ArgumentError> {
+        turns: u64,
+    ) -> Result<RotaryParameters, ArgumentError> {
         let heads = config.query_heads as u64;
         let sinks = given("variant.sinks", self.sinks, config.sinks, "with_sinks")?;
         let slopes = given("variant.alibi_slopes", self.alibi_slopes, config.alibi, "with_alibi")?;
         let temperatures = given("variant.temperatures", self.temperatures, config.temperatures, "with_temperatures")?;
         let mask = given("variant.mask", self.mask, config.mask.is_some(), "with_mask")?;
         given("variant.custom", self.custom, config.custom_variant.is_some(), "with_custom_variant")?;
+        let made = "with_rope_positions";
+        let positions = given("variant.rope_positions", self.rope_positions, config.rope_positions, made)?;
+        let query_norm = given("variant.query_norm", self.query_norm, config.query_norm.is_some(), "with_query_norm")?;
+        let key_norm = given("variant.key_norm", self.key_norm, config.key_norm.is_some(), "with_key_norm")?;
         if let Some(mask) = mask.filter(|mask| mask.bytes < mask_bytes) {
             matches("variant.mask", "bytes", mask.bytes, mask_bytes)?;
         }
@@ -73,10 +94,10 @@ impl VariantInputs {
             None => (scale * LOG2_E, 0.0),
         };
         let keys = |side: Option<u32>| side.map_or(i32::MAX, |keys| keys.min(i32::MAX as u32) as i32);
-        Ok(ModifiedParameters {
-            sinks: values("variant.sinks", sinks, heads)?,
-            alibi_slopes: values("variant.alibi_slopes", slopes, heads)?,
-            temperatures: values("variant.temperatures", temperatures, requests)?,
+        let modified = ModifiedParameters {
+            sinks: values("variant.sinks", sinks, heads, 4)?,
+            alibi_slopes: values("variant.alibi_slopes", slopes, heads, 4)?,
+            temperatures: values("variant.temperatures", temperatures, requests, 4)?,
             mask,
             mask_requests,
             scale,
@@ -87,6 +108,19 @@ impl VariantInputs {
             sigmoid: config.sigmoid_bias.is_some() as u32,
             sigmoid_bias_log2: config.sigmoid_bias.unwrap_or(0.0) * LOG2_E,
             padding: 0,
+        };
+        let positions = positions.map(|QueryPositions { address, len }| Values { address, len });
+        let head_dim = config.head_dim as u64;
+        Ok(RotaryParameters {
+            modified,
+            turns,
+            positions: values("variant.rope_positions", positions, query_tokens, 4)?,
+            query_norm: values("variant.query_norm", query_norm, head_dim, 16)?,
+            key_norm: values("variant.key_norm", key_norm, head_dim, 16)?,
+            query_epsilon: config.query_norm.unwrap_or(0.0),
+            key_epsilon: config.key_norm.unwrap_or(0.0),
+            rotary_dim: config.rope.map_or(0, |rope| rope.rotary_dim),
+            interleaved: config.rope.is_some_and(|rope| rope.interleaved) as u32,
         })
     }
 }
@@ -106,10 +140,10 @@ fn given<T>(
 }
 
 /// The address of values of which there must be `count`, or more.
-fn values(tensor: &'static str, values: Option<Values>, count: u64) -> Result<u64, ArgumentError> {
+fn values(tensor: &'static str, values: Option<Values>, count: u64, alignment: i64) -> Result<u64, ArgumentError> {
     let Some(values) = values else { return Ok(0) };
     if values.len < count {
         matches(tensor, "len", values.len, count)?;
     }
-    address(tensor, values.address, count != 0, 4)
+    address(tensor, values.address, count != 0, alignment)
 }

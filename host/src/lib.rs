@@ -39,8 +39,10 @@ pub mod page_table;
 pub mod plan;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub mod rope;
+mod rope_config;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub mod single;
+pub mod streaming;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub mod tensor;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
@@ -61,12 +63,14 @@ pub use custom::{CustomParameters, CustomVariantError};
 pub use device::{Buffer, Device, Stream};
 pub use error::Error;
 #[cfg(any(feature = "cpu", feature = "cuda"))]
-pub use inputs::{MaskMemory, Values, VariantInputs};
+pub use inputs::{MaskMemory, QueryPositions, Values, VariantInputs};
 pub use multi_item::{MultiItem, MultiItemError};
 pub use page_table::{Indices, PageTable, PageTableError, QueryLengths};
 pub use plan::{Balance, Explain, Limits, NotShared, Plan, PlanError, Planner, Sharing, SplitMode, Target};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
-pub use rope::{Rope, RopeAppend, RopeConfig, RopeError, RopePositions, RopeRun, RopeScaling, Rotate};
+pub use rope::{Rope, RopeAppend, RopePositions, RopeRun, Rotate};
+pub use rope_config::{RopeAngles, RopeConfig, RopeError, RopeScaling};
+pub use streaming::{Streaming, StreamingError};
 #[cfg(any(feature = "cpu", feature = "cuda"))]
 pub use tensor::{ArgumentError, KvMemory, Layout, Lse2, LseE, PageIndices, PagedCache, Rows};
 #[cfg(any(feature = "cpu", feature = "cuda"))]

@@ -24,6 +24,26 @@ impl State {
     }
 }
 
+/// An RMS norm of rows: `x / sqrt(mean(x^2) + epsilon) * weight`.
+#[derive(Clone, Copy)]
+pub struct Norm<'a> {
+    /// Added to the mean square.
+    pub epsilon: f64,
+    /// Of an element of a row.
+    pub weight: &'a dyn Fn(usize) -> f64,
+}
+
+/// A rotary embedding.
+#[derive(Clone, Copy)]
+pub struct Rotation<'a> {
+    /// First elements of a row, which are rotated.
+    pub dim: usize,
+    /// Whether pair `i` is elements `2 i` and `2 i + 1`, and not `i` and `i + dim / 2`.
+    pub interleaved: bool,
+    /// Of a pair: radians from a position to the next.
+    pub frequency: &'a dyn Fn(usize) -> f64,
+}
+
 /// What an attention does beside or instead of plain softmax; by default nothing.
 #[derive(Clone, Copy, Default)]
 pub struct Rules<'a> {
@@ -43,8 +63,45 @@ pub struct Rules<'a> {
     pub bias: Option<&'a dyn Fn(usize, i64, usize) -> f64>,
     /// Of a query head: a logit that counts in the softmax and has no value.
     pub sink: Option<&'a dyn Fn(usize) -> f64>,
+    /// Query rows are normalised.
+    pub query_norm: Option<Norm<'a>>,
+    /// Key rows are.
+    pub key_norm: Option<Norm<'a>>,
+    /// Both are rotated then, keys by their positions.
+    pub rotation: Option<Rotation<'a>>,
+    /// Of a query token: what its row is rotated by, if not by its position.
+    pub query_position: Option<&'a dyn Fn(usize) -> i64>,
     /// Weights are `sigmoid(logit + bias)`, not a softmax; there is no LSE, which reads 0.
     pub sigmoid_bias: Option<f64>,
+}
+
+impl Rules<'_> {
+    /// A query row at `position` as it meets the keys.
+    pub fn changed_query(&self, position: i64, row: Vec<f64>) -> Vec<f64> {
+        changed(self.query_norm, self.rotation, position, row)
+    }
+
+    /// A key row at `position` as it meets the queries.
+    pub fn changed_key(&self, position: i64, row: Vec<f64>) -> Vec<f64> {
+        changed(self.key_norm, self.rotation, position, row)
+    }
+}
+
+/// A row normalised and then rotated.
+fn changed(norm: Option<Norm<'_>>, rotation: Option<Rotation<'_>>, position: i64, mut row: Vec<f64>) -> Vec<f64> {
+    if let Some(Norm { epsilon, weight }) = norm {
+        let mean = dot(&row, &row) / row.len() as f64;
+        row.iter_mut().enumerate().for_each(|(column, x)| *x *= weight(column) / (mean + epsilon).sqrt());
+    }
+    if let Some(Rotation { dim, interleaved, frequency }) = rotation {
+        for pair in 0..dim / 2 {
+            let (first, second) = if interleaved { (2 * pair, 2 * pair + 1) } else { (pair, pair + dim / 2) };
+            let (sine, cosine) = (position as f64 * frequency(pair)).sin_cos();
+            let (a, b) = (row[first], row[second]);
+            (row[first], row[second]) = (a * cosine - b * sine, a * sine + b * cosine);
+        }
+    }
+    row
 }
 
 /// One request, its tokens and heads counted from 0.
@@ -91,7 +148,8 @@ impl Request<'_> {
 
     fn logit(&self, token: usize, head: usize, position: usize, q: &[f64]) -> f64 {
         let Rules { temperature, soft_cap, alibi_slope, bias, .. } = self.rules;
-        let mut logit = self.softmax_scale * dot(q, &(self.k)(position, head / self.group));
+        let k = self.rules.changed_key(position as i64, (self.k)(position, head / self.group));
+        let mut logit = self.softmax_scale * dot(q, &k);
         if let Some(temperature) = temperature {
             logit /= temperature;
         }
@@ -109,7 +167,8 @@ impl Request<'_> {
 
     /// The row of query token `token` and query head `head`.
     pub fn attend(&self, token: usize, head: usize) -> State {
-        let q = (self.q)(token, head);
+        let position = self.rules.query_position.map_or(self.position(token), |position| position(token));
+        let q = self.rules.changed_query(position, (self.q)(token, head));
         let positions: Vec<usize> = (0..self.kv_len).filter(|&position| self.visible(token, position)).collect();
         let logits: Vec<f64> = positions.iter().map(|&position| self.logit(token, head, position, &q)).collect();
         let values = |weights: &[f64]| {
@@ -221,6 +280,52 @@ mod tests {
         let mask = |_: usize, position: usize| position == 1;
         let rules = Rules { mask: Some(&mask), sigmoid_bias: Some(-(3f64.ln())), ..Rules::default() };
         close(Request { rules, ..request }.attend(0, 0).out[0], 10.0);
+    }
+
+    /// Rows of 4: a norm with mean square 4, then a quarter turn for each position of the first pair, and none of the rest.
+    #[test]
+    fn rows_are_normalised_and_then_rotated() {
+        let quarter = |_: usize| std::f64::consts::FRAC_PI_2;
+        let weight = |column: usize| [1.0, 2.0, 3.0, 4.0][column];
+        let norm = Norm { epsilon: 5.0, weight: &weight };
+        let rotation = Rotation { dim: 2, interleaved: false, frequency: &quarter };
+        let rules = Rules { key_norm: Some(norm), rotation: Some(rotation), ..Rules::default() };
+        let near = |got: Vec<f64>, wanted: [f64; 4]| {
+            got.iter().zip(wanted).for_each(|(&got, wanted)| close(got, wanted));
+        };
+        let row = || vec![2.0, -2.0, 2.0, -2.0];
+        // 2 / 3 by the norm, then (x, y) becomes (-y, x), and (-x, -y).
+        near(rules.changed_key(1, row()), [4.0 / 3.0, 2.0 / 3.0, 2.0, -8.0 / 3.0]);
+        near(rules.changed_key(-2, row()), [-2.0 / 3.0, 4.0 / 3.0, 2.0, -8.0 / 3.0]);
+        near(rules.changed_query(1, row()), [2.0, 2.0, 2.0, -2.0]);
+        let of_four = |interleaved| Rules {
+            rotation: Some(Rotation { dim: 4, interleaved, frequency: &quarter }),
+            ..Rules::default()
+        };
+        near(of_four(false).changed_query(1, vec![1.0, 2.0, 3.0, 4.0]), [-3.0, -4.0, 1.0, 2.0]);
+        near(of_four(true).changed_query(1, vec![1.0, 2.0, 3.0, 4.0]), [-2.0, 1.0, -4.0, 3.0]);
+
+        // A token two positions from its own place sees the keys turned by as much.
+        let (q, k) = (|_: usize, _: usize| vec![1.0, 0.0], |_: usize, _: usize| vec![0.0, 1.0]);
+        let request = |query_position| Request {
+            query_len: 1,
+            kv_len: 1,
+            group: 1,
+            value_head_dim: 2,
+            softmax_scale: 1.0,
+            causal: true,
+            rules: Rules { query_position, ..of_two(&quarter) },
+            q: &q,
+            k: &k,
+            v: &k,
+        };
+        fn of_two(frequency: &dyn Fn(usize) -> f64) -> Rules<'_> {
+            let rotation = Some(Rotation { dim: 2, interleaved: true, frequency });
+            Rules { rotation, ..Rules::default() }
+        }
+        close(request(None).attend(0, 0).lse, 0.0);
+        close(request(Some(&|_| 1)).attend(0, 0).lse, 1.0);
+        close(request(Some(&|_| -1)).attend(0, 0).lse, -1.0);
     }
 
     #[test]

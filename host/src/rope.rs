@@ -34,10 +34,9 @@
 //! Unsafe: the operator takes raw addresses; only the caller knows that they are live.
 
 mod append;
-mod config;
 
+pub use crate::rope_config::{RopeAngles, RopeConfig, RopeError, RopeScaling};
 pub use append::RopeAppend;
-pub use config::{RopeAngles, RopeConfig, RopeError, RopeScaling};
 
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::parameters::{RopeParameters, RowsView};

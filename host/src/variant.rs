@@ -8,9 +8,10 @@
 //! softcap(score * softmax_scale / temperature) + slope * (k - p)
 //! ```
 //!
-//! The sink is a logit as it stands. A row that sees no key is output 0 with LSE -inf, or the sink's.
+//! where queries and keys were normalised and then rotated first, if the config says so. The sink is a logit as it stands. A row that sees no key is output 0 with LSE -inf, or the sink's.
 
 use crate::config::{AttentionConfig, MaskForm};
+use crate::rope_config::RopeConfig;
 
 /// `window_left` of a model whose window of `tokens` counts the query's own: one less; none for 0, which is how models
 /// say that they have no window.
@@ -54,6 +55,43 @@ impl AttentionConfig {
         AttentionConfig { sigmoid_bias: Some(bias), ..self }
     }
 
+    /// The same with queries and keys rotated inside attention: both come as they are before RoPE, and keys lie in the
+    /// cache so. A key is rotated by its place among its request's keys, a query by its token's, `t + kv_len - query_len`.
+    /// Only their distances count, so a request may lose keys, say all but the first few and the recent ones
+    /// ([`crate::streaming`]), and those that stay need not be rotated again.
+    ///
+    /// Keys whose positions are not their places, those of draft trees and of prompts with several items, are for
+    /// [`Rope`](crate::rope::Rope) before attention.
+    ///
+    /// Rows are rounded to the config's dtype once they are rotated, as a kernel before attention would leave them.
+    /// Supported are head dims 64, 96, 128 and 256, and angles that are computed. There are no prefill kernels with it.
+    pub fn with_rope(self, rope: RopeConfig) -> AttentionConfig {
+        AttentionConfig { rope: Some(rope), ..self }
+    }
+
+    /// The same with the positions of query tokens given at run time, counted from their request's first key, as
+    /// [`QueryPositions`](crate::QueryPositions). Causal rule, windows and ALiBi still go by places. Without it plans
+    /// share no prefixes, since rows of several requests stand side by side then.
+    pub fn with_rope_positions(self) -> AttentionConfig {
+        AttentionConfig { rope_positions: true, ..self }
+    }
+
+    /// The same with query rows that go through an RMS norm first: `q / sqrt(mean(q^2) + epsilon) * weight`, with a weight
+    /// an element given at run time. Before the rotation, where there is one.
+    pub fn with_query_norm(self, epsilon: f32) -> AttentionConfig {
+        AttentionConfig { query_norm: Some(epsilon), ..self }
+    }
+
+    /// The same with key rows that go through an RMS norm first; keys lie in the cache without it.
+    pub fn with_key_norm(self, epsilon: f32) -> AttentionConfig {
+        AttentionConfig { key_norm: Some(epsilon), ..self }
+    }
+
+    /// Whether queries or keys are changed before they meet.
+    pub fn changes_rows(&self) -> bool {
+        self.rope.is_some() || self.query_norm.is_some() || self.key_norm.is_some()
+    }
+
     /// The same with the kernels of a user-defined variant, from a bundle given to `Device::load_bundle`. They honour
     /// scale, causal rule and windows; with any of the changes above a config is refused, as the variant's kernels would
     /// not make them.
@@ -72,7 +110,7 @@ impl AttentionConfig {
         let scored = self.temperatures || self.soft_cap.is_some() || self.alibi || self.custom_variant.is_some();
         let is_changed = windowed || scored || self.mask.is_some() || self.sinks || self.sigmoid_bias.is_some();
         // The plain kernels take the largest score for the largest logit.
-        !is_changed && self.softmax_scale > 0.0
+        !is_changed && !self.changes_rows() && self.softmax_scale > 0.0
     }
 }
 

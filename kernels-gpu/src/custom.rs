@@ -108,7 +108,8 @@ mod device {
     use crate::abi::parameters::{AttendParameters, ConfigParameters};
     use crate::abi::tile::{AttendTile, Family, PrefillTile};
     use crate::merge::Values;
-    use crate::variant::{Piece, RowAt, Variant, Window};
+    use crate::tile::Rows;
+    use crate::variant::{Piece, QueryAt, RowAt, Variant, Window};
 
     /// Element types by the names that kernel symbols have.
     #[doc(hidden)]
@@ -162,11 +163,37 @@ mod device {
         const IS_LIGHT: bool = V::IS_LIGHT;
         // With it, a variant of one number a row fits the prefill kernels of all head dims, else that of 64 alone.
         const HIDES_BY_COLUMNS: bool = PREFILL;
+        const TRANSFORMS: bool = V::TRANSFORMS;
 
         #[inline(always)]
         fn bind((config, own): (ConfigParameters, V::Parameters)) -> Self {
             let window = Window { left: config.window_left, right: config.window_right };
             Configured { variant: V::bind(own), scale_log2: config.scale_log2, window }
+        }
+
+        #[inline(always)]
+        #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+        unsafe fn transform_queries<E: Element, const HEAD_DIM: u32>(
+            &self,
+            tile: impl Rows,
+            rows: u32,
+            threads: u32,
+            at: impl Fn(u32) -> QueryAt,
+        ) {
+            // SAFETY: the trait's contract.
+            unsafe { self.variant.transform_queries::<E, HEAD_DIM>(tile, rows, threads, at) }
+        }
+
+        #[inline(always)]
+        #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+        unsafe fn transform_keys<E: Element, const HEAD_DIM: u32>(
+            &self,
+            tile: impl Rows,
+            keys: [u32; 2],
+            threads: u32,
+        ) {
+            // SAFETY: the trait's contract.
+            unsafe { self.variant.transform_keys::<E, HEAD_DIM>(tile, keys, threads) }
         }
 
         #[inline(always)]

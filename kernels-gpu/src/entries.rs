@@ -30,6 +30,16 @@ macro_rules! for_each_kernel {
                 attend_f16_d256 attend_modified_f16_d256: F16, 256, 16, 8;
                 attend_f16_d512 attend_modified_f16_d512: F16, 512, 32, 8;
             }
+            rotary {
+                attend_rotary_bf16_d64: Bf16, 64, 4, 4;
+                attend_rotary_bf16_d96: Bf16, 96, 6, 6;
+                attend_rotary_bf16_d128: Bf16, 128, 8, 8;
+                attend_rotary_bf16_d256: Bf16, 256, 16, 8;
+                attend_rotary_f16_d64: F16, 64, 4, 4;
+                attend_rotary_f16_d96: F16, 96, 6, 6;
+                attend_rotary_f16_d128: F16, 128, 8, 8;
+                attend_rotary_f16_d256: F16, 256, 16, 8;
+            }
             prefill {
                 prefill_bf16_d64 prefill_padded_bf16_d64 prefill_modified_bf16_d64: Bf16, 64, 64, 16, 8, 4, 4, 8;
                 prefill_bf16_d128 prefill_padded_bf16_d128 prefill_modified_bf16_d128: Bf16, 128, 128, 16, 8, 8, 8, 16;
@@ -83,7 +93,7 @@ mod device {
     use crate::abi::parameters::*;
     #[cfg(target_feature = "sm_90a")]
     use crate::attend::prefill::prefill;
-    use crate::variant::{Modified, ModifiedParameters, Standard, StandardParameters};
+    use crate::variant::{Modified, ModifiedParameters, Rotary, RotaryParameters, Standard, StandardParameters};
     use crate::{append, attend, merge, rope, rope_append, stream, validate};
 
     const HOPPER: bool = cfg!(target_feature = "sm_90a");
@@ -91,6 +101,7 @@ mod device {
     macro_rules! stamp {
         (
             attend { $($attend:ident $modified:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
+            rotary { $($rotary:ident: $turned:ty, $rotary_dim:literal, $rotary_query:literal, $rotary_output:literal;)* }
             prefill {
                 $($prefill:ident $prefill_padded:ident $prefill_modified:ident: $prefilled:ty, $wide:literal,
                     $value:literal, $columns:literal, $depth:literal, $steps:literal, $value_steps:literal,
@@ -113,6 +124,15 @@ mod device {
                 unsafe extern "ptx-kernel" fn $modified(p: AttendParameters, variant: ModifiedParameters) {
                     // SAFETY: the launcher passes what the body's contract asks for.
                     unsafe { attend::attend::<$element, Modified, $dim, HOPPER, $query, $output>(p, variant) }
+                }
+            )*
+            $(
+                #[unsafe(no_mangle)]
+                unsafe extern "ptx-kernel" fn $rotary(p: AttendParameters, variant: RotaryParameters) {
+                    // SAFETY: the launcher passes what the body's contract asks for.
+                    unsafe {
+                        attend::attend::<$turned, Rotary, $rotary_dim, HOPPER, $rotary_query, $rotary_output>(p, variant)
+                    }
                 }
             )*
             $(
@@ -297,6 +317,7 @@ mod host {
     macro_rules! list {
         (
             attend { $($attend:ident $modified:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
+            rotary { $($rotary:ident: $turned:ty, $rotary_dim:literal, $rotary_query:literal, $rotary_output:literal;)* }
             prefill {
                 $($prefill:ident $prefill_padded:ident $prefill_modified:ident: $prefilled:ty, $wide:literal,
                     $value:literal, $columns:literal, $depth:literal, $steps:literal, $value_steps:literal,
@@ -312,6 +333,7 @@ mod host {
             pub const KERNELS: &[KernelEntry] = &[
                 $(KernelEntry { symbol: stringify!($attend), launch: |f| attend_bounds($dim, f), hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($modified), launch: |f| attend_bounds($dim, f), hot: true, needed: true },)*
+                $(KernelEntry { symbol: stringify!($rotary), launch: |f| attend_bounds($rotary_dim, f), hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($prefill), launch: |f| prefill_bounds([$wide, $value], f), hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($prefill_padded), launch: |f| prefill_bounds([$wide, $value], f), hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($prefill_modified), launch: |f| prefill_bounds([$wide, $value], f), hot: true, needed: true },)*
@@ -340,7 +362,9 @@ mod emulated {
     use simt::tensor::Element;
 
     use crate::abi::{parameters::*, tile::Family};
-    use crate::variant::{Modified, ModifiedParameters, Standard, StandardParameters, Variant};
+    use crate::variant::{
+        Modified, ModifiedParameters, Rotary, RotaryParameters, Standard, StandardParameters, Variant,
+    };
     use crate::{append, attend, merge, rope, rope_append, stream, validate};
 
     /// What a kernel is launched with.
@@ -350,6 +374,8 @@ mod emulated {
         Attend(AttendParameters, StandardParameters),
         /// For `attend_modified_*`.
         AttendModified(AttendParameters, ModifiedParameters),
+        /// For `attend_rotary_*`.
+        AttendRotary(AttendParameters, RotaryParameters),
         /// For `prefill_*` and `prefill_padded_*`, with the address of its [`CacheMaps`].
         Prefill(AttendParameters, StandardParameters, u64),
         /// For `prefill_modified_*`.
@@ -426,6 +452,7 @@ mod emulated {
     macro_rules! bodies {
         (
             attend { $($attend:ident $modified:ident: $element:ty, $dim:literal, $query:literal, $output:literal;)* }
+            rotary { $($rotary:ident: $turned:ty, $rotary_dim:literal, $rotary_query:literal, $rotary_output:literal;)* }
             prefill {
                 $($prefill:ident $prefill_padded:ident $prefill_modified:ident: $prefilled:ty, $wide:literal,
                     $value:literal, $columns:literal, $depth:literal, $steps:literal, $value_steps:literal,
@@ -459,6 +486,14 @@ mod emulated {
                             }
                             (stringify!($modified), Parameters::AttendModified(p, v), Family::Sm90a) => {
                                 attend_alone::<$element, Modified, $dim, true, $query, $output>(p, v)
+                            }
+                        )*
+                        $(
+                            (stringify!($rotary), Parameters::AttendRotary(p, v), Family::Sm80) => {
+                                attend_alone::<$turned, Rotary, $rotary_dim, false, $rotary_query, $rotary_output>(p, v)
+                            }
+                            (stringify!($rotary), Parameters::AttendRotary(p, v), Family::Sm90a) => {
+                                attend_alone::<$turned, Rotary, $rotary_dim, true, $rotary_query, $rotary_output>(p, v)
                             }
                         )*
                         $(

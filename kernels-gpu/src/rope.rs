@@ -254,22 +254,19 @@ unsafe fn cos_sin(p: &RopeParameters, position: u32, unit: u32) -> ([f32; 8], [f
             turns.add(2).load_constant(),
             turns.add(3).load_constant(),
         );
-        // The upper half of the 64-bit product, whose overflow is whole turns.
-        let at = |low: u32, high: u32| {
-            cos_sin_of_turn(high.wrapping_mul(position).wrapping_add(multiply_high(low, position)))
-        };
-        let pairs = [
-            at(a[0], a[1]),
-            at(a[2], a[3]),
-            at(b[0], b[1]),
-            at(b[2], b[3]),
-            at(c[0], c[1]),
-            at(c[2], c[3]),
-            at(d[0], d[1]),
-            at(d[2], d[3]),
-        ];
+        let [a, b, c, d] = [a, b, c, d].map(|turns| cos_sin_of_turns(turns, position));
+        let pairs = [a[0], a[1], b[0], b[1], c[0], c[1], d[0], d[1]];
         (pairs.map(|pair| pair.0), pairs.map(|pair| pair.1))
     }
+}
+
+/// Cosines and sines of two pairs, whose angles at position 1 are two u64, in 2^-64 of a turn.
+#[inline(always)]
+pub(crate) fn cos_sin_of_turns(turns: [u32; 4], position: u32) -> [(f32, f32); 2] {
+    // The upper half of the 64-bit product, whose overflow is whole turns.
+    let at =
+        |low: u32, high: u32| cos_sin_of_turn(high.wrapping_mul(position).wrapping_add(multiply_high(low, position)));
+    [at(turns[0], turns[1]), at(turns[2], turns[3])]
 }
 
 /// Turns eight pairs.

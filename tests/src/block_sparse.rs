@@ -16,7 +16,7 @@ use crate::random::Random;
 use crate::scenarios::refused;
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::parameters::{AttendParameters, CacheView, RowsView};
-use kernels_gpu::variant::ModifiedParameters;
+use kernels_gpu::variant::{ModifiedParameters, RotaryParameters};
 use oxattn::config::AttentionConfig;
 use oxattn::oracle::{Request, Rules, State};
 use oxattn::tensor::CacheRows;
@@ -509,6 +509,7 @@ impl SparseFixture {
             sigmoid_bias_log2: 0.0,
             padding: 0,
         };
+        let variant = RotaryParameters { modified: variant, ..bytemuck::Zeroable::zeroed() };
         let mut regions = plan.regions().to_vec();
         let inputs = [&mut page_indices, &mut mask, &mut self.q, &mut self.k, &mut self.v];
         regions.extend(inputs.into_iter().chain(&mut numbers).map(|buffer| buffer.region(Access::Read)));
@@ -522,6 +523,7 @@ impl SparseFixture {
             head_dims: [config.head_dim, config.value_head_dim],
             dtype: config.dtype,
             is_plain: config.is_plain(),
+            changes_rows: false,
             pages: cache.k.pages as u32,
             variant,
             regions,

@@ -18,7 +18,7 @@ use kernels_gpu::abi::tile::{
     APPEND_PIECES, APPEND_THREADS, Family, MERGE_THREADS, PrefillTile, ROPE_THREADS, attend_head_dim,
 };
 use kernels_gpu::entries::{KERNELS, Parameters, body};
-use kernels_gpu::variant::{ModifiedParameters, StandardParameters};
+use kernels_gpu::variant::{RotaryParameters, StandardParameters};
 use oxattn::config::DType;
 use oxattn::rope::RopeConfig;
 use simt::bulk::TensorMap;
@@ -42,9 +42,11 @@ pub struct AttentionLaunch {
     /// Of queries, cache and outputs.
     pub dtype: DType,
     /// What it does beside plain softmax.
-    pub variant: ModifiedParameters,
+    pub variant: RotaryParameters,
     /// Whether that is nothing.
     pub is_plain: bool,
+    /// Whether it changes queries and keys.
+    pub changes_rows: bool,
     /// Pages of the cache.
     pub pages: u32,
     /// All memory that the launch touches.
@@ -55,6 +57,11 @@ pub struct AttentionLaunch {
 pub trait Executor {
     /// Attends.
     fn attention(&self, launch: &AttentionLaunch);
+
+    /// Whether queries and keys that it changes are rounded to their dtype.
+    fn rounds_rows(&self) -> bool {
+        true
+    }
 }
 
 /// Something that runs the small operators.
@@ -123,6 +130,10 @@ impl Executor for Cpu {
         let AttentionLaunch { attend, header, dtype, variant, .. } = launch;
         // SAFETY: fixtures own the memory that their launches describe, and wait.
         unsafe { oxattn::cpu::attend(attend, header, *dtype, variant) }
+    }
+
+    fn rounds_rows(&self) -> bool {
+        false
     }
 }
 
@@ -239,10 +250,12 @@ impl Executor for Emulator {
         let head_dim = attend_head_dim(query_dim, value_dim).expect("a kernel for the head dims");
         // Plain kernels have no padding.
         let (symbol, parameters) = if launch.is_plain && [query_dim, value_dim] == [head_dim; 2] {
-            let plain = StandardParameters { scale_log2: variant.scale };
+            let plain = StandardParameters { scale_log2: variant.modified.scale };
             (format!("attend_{dtype}_d{head_dim}"), Parameters::Attend(attend, plain))
+        } else if launch.changes_rows {
+            (format!("attend_rotary_{dtype}_d{head_dim}"), Parameters::AttendRotary(attend, variant))
         } else {
-            (format!("attend_modified_{dtype}_d{head_dim}"), Parameters::AttendModified(attend, variant))
+            (format!("attend_modified_{dtype}_d{head_dim}"), Parameters::AttendModified(attend, variant.modified))
         };
         self.launch(&symbol, launch.blocks, parameters, &launch.regions);
         self.fold(launch, head_dim);
@@ -282,10 +295,10 @@ impl Executor for PrefillEmulator {
         let is_exact = [query_dim, value_dim] == [tile.query_dim, tile.value_dim];
         let (symbol, parameters) = if launch.is_plain {
             let (plain, padded) =
-                (StandardParameters { scale_log2: variant.scale }, ["padded_", ""][is_exact as usize]);
+                (StandardParameters { scale_log2: variant.modified.scale }, ["padded_", ""][is_exact as usize]);
             (format!("prefill_{padded}{dtype}_{dims}"), Parameters::Prefill(attend, plain, address))
         } else {
-            (format!("prefill_modified_{dtype}_{dims}"), Parameters::PrefillModified(attend, variant, address))
+            (format!("prefill_modified_{dtype}_{dims}"), Parameters::PrefillModified(attend, variant.modified, address))
         };
         self.0.launch(&symbol, launch.blocks, parameters, &regions);
         self.0.fold(launch, tile.value_dim);

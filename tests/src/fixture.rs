@@ -7,20 +7,22 @@ use crate::buffer::{Access, Buffer};
 use crate::cases::{Case, HIGH_PAGE, HIGH_ROW, Pages, Unused, Values};
 use crate::executors::{AttentionLaunch, Executor};
 use crate::layout::{Strides, strides};
-use crate::number::{bits, lse_agrees, row_error, row_tolerance, value};
+use crate::number::{bits, lse_agrees, lse_agrees_rounded, row_error, row_tolerance, value};
 use crate::plans::PlanImage;
 use crate::random::Random;
+use crate::rope::frequency;
 use crate::variants::Modifiers;
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::parameters::{AttendParameters, CacheView, RowsView};
 use kernels_gpu::abi::plan::{MaskRequest, RAGGED_PAGE_TOKENS};
 use kernels_gpu::abi::tile::PrefillTile;
-use kernels_gpu::variant::ModifiedParameters;
+use kernels_gpu::variant::{ModifiedParameters, RotaryParameters};
 use oxattn::config::AttentionConfig;
-use oxattn::oracle::{Request, Rules, State};
+use oxattn::oracle::{Norm, Request, Rotation, Rules, State};
 use oxattn::tensor::CacheRows;
 use oxattn::{
-    Device, KvMemory, Lse2, LseE, MaskForm, MaskMemory, PageIndices, PagedCache, Rows, Run, VariantInputs, pack_mask,
+    Device, KvMemory, Lse2, LseE, MaskForm, MaskMemory, PageIndices, PagedCache, QueryPositions, Rows, Run,
+    VariantInputs, pack_mask,
 };
 use std::cell::OnceCell;
 use std::f32::consts::{LN_2, LOG2_E};
@@ -63,12 +65,24 @@ pub struct Fixture {
     /// For each request `[kv_len, kv_heads, head_dim]`, values of their own head dim.
     keys: Vec<Vec<u16>>,
     values: Vec<Vec<u16>>,
-    /// What the case's variants read: sinks, slopes, temperatures.
-    numbers: [Buffer; 3],
+    /// What the case's variants read: sinks, slopes, temperatures, weights of the queries' norm and of the keys'.
+    numbers: [Buffer; 5],
+    positions: Buffer,
+    turns: Buffer,
     mask: Buffer,
     mask_requests: Buffer,
-    /// The oracle's answers, once asked for.
-    answers: OnceCell<Vec<(Place, State)>>,
+    /// Queries and keys as they meet, as exact as f64, and rounded to their dtype; once asked for.
+    changed: [OnceCell<Changed>; 2],
+    /// The oracle's answers by these.
+    answers: [OnceCell<Vec<(Place, State)>>; 2],
+}
+
+/// Rows that were normalised and rotated.
+struct Changed {
+    /// `[tokens, query_heads, head_dim]`.
+    queries: Vec<f64>,
+    /// For each request `[kv_len, kv_heads, head_dim]`.
+    keys: Vec<Vec<f64>>,
 }
 
 /// Request, its token, query head.
@@ -103,6 +117,8 @@ pub struct Outputs {
     out_strides: RowStrides,
     lse: Buffer,
     lse_asked: Lse,
+    /// Whether queries and keys that were changed were rounded.
+    rounds_rows: bool,
 }
 
 impl Outputs {
@@ -182,10 +198,13 @@ impl Fixture {
         }
 
         let (mask, mask_requests) = mask_of(case);
-        let Modifiers { sinks, slopes, temperatures, .. } = &case.modifiers;
+        let Modifiers { sinks, slopes, temperatures, query_norm, key_norm, positions, .. } = &case.modifiers;
+        let turns = config.rope.map_or(Vec::new(), |rope| rope.turns());
         Fixture {
             case: case.clone(),
-            numbers: [sinks, slopes, temperatures].map(|numbers| Buffer::of(numbers)),
+            numbers: [sinks, slopes, temperatures, query_norm, key_norm].map(|numbers| Buffer::of(numbers)),
+            positions: Buffer::of(positions),
+            turns: Buffer::of(&turns),
             mask: Buffer::of(&mask),
             mask_requests: Buffer::of(&mask_requests),
             page_begin,
@@ -200,7 +219,8 @@ impl Fixture {
             queries,
             keys,
             values,
-            answers: OnceCell::new(),
+            changed: Default::default(),
+            answers: Default::default(),
         }
     }
 
@@ -251,8 +271,8 @@ impl Fixture {
             value_pieces: config.value_head_dim / 8,
         };
         let variant = self.parameters();
-        let [sinks, slopes, temperatures] = &mut self.numbers;
-        let variant_inputs = [sinks, slopes, temperatures, &mut self.mask, &mut self.mask_requests];
+        let variant_inputs = [&mut self.mask, &mut self.mask_requests, &mut self.positions, &mut self.turns];
+        let variant_inputs = variant_inputs.into_iter().chain(&mut self.numbers);
         let inputs = [&mut page_indices, &mut self.q, &mut self.pool].into_iter().chain(variant_inputs);
         let outputs = [&mut out, &mut lse, &mut partial_out, &mut partial_lse];
         let mut regions = plan.regions().to_vec();
@@ -266,25 +286,27 @@ impl Fixture {
             head_dims: [config.head_dim, config.value_head_dim],
             dtype: config.dtype,
             is_plain: config.is_plain(),
+            changes_rows: config.changes_rows(),
             pages: first_page(&self.case) + self.pages as u32,
             variant,
             regions,
         });
         assert!(plan.arrivals().iter().all(|&count| count == 0), "{}: counts are left behind", self.case.name);
-        Outputs { out, out_strides, lse, lse_asked }
+        Outputs { out, out_strides, lse, lse_asked, rounds_rows: executor.rounds_rows() }
     }
 
     /// What the kernels are told of the case's variants, worked out here once more.
-    fn parameters(&mut self) -> ModifiedParameters {
+    fn parameters(&mut self) -> RotaryParameters {
         let config = self.case.config;
-        let [sinks, slopes, temperatures] = self.numbers.each_mut().map(|buffer| buffer.address());
+        let [sinks, slopes, temperatures, query_norm, key_norm] =
+            self.numbers.each_mut().map(|buffer| buffer.address());
         let if_asked = |asked: bool, address: u64| if asked { address } else { 0 };
         let (scale, cap_log2) = match config.soft_cap {
             None => (config.softmax_scale * LOG2_E, 0.0),
             Some(cap) => (config.softmax_scale / cap, cap * LOG2_E),
         };
         let window = |keys: Option<u32>| keys.map_or(i32::MAX, |keys| i32::try_from(keys).unwrap_or(i32::MAX));
-        ModifiedParameters {
+        let modified = ModifiedParameters {
             sinks: if_asked(config.sinks, sinks),
             alibi_slopes: if_asked(config.alibi, slopes),
             temperatures: if_asked(config.temperatures, temperatures),
@@ -298,6 +320,17 @@ impl Fixture {
             sigmoid: config.sigmoid_bias.is_some() as u32,
             sigmoid_bias_log2: config.sigmoid_bias.unwrap_or(0.0) * LOG2_E,
             padding: 0,
+        };
+        RotaryParameters {
+            modified,
+            turns: if_asked(config.rope.is_some(), self.turns.address()),
+            positions: if_asked(config.rope_positions, self.positions.address()),
+            query_norm: if_asked(config.query_norm.is_some(), query_norm),
+            key_norm: if_asked(config.key_norm.is_some(), key_norm),
+            query_epsilon: config.query_norm.unwrap_or(0.0),
+            key_epsilon: config.key_norm.unwrap_or(0.0),
+            rotary_dim: config.rope.map_or(0, |rope| rope.rotary_dim),
+            interleaved: config.rope.is_some_and(|rope| rope.interleaved) as u32,
         }
     }
 
@@ -320,6 +353,7 @@ impl Fixture {
             page_indices: allocate(4 * self.page_indices.len()),
             numbers: self.numbers.each_ref().map(|numbers| allocate(numbers.as_slice::<u8>().len())),
             mask: allocate(self.mask.as_slice::<u8>().len()),
+            positions: allocate(4 * tokens),
         });
         let tensors = self.tensors_on(inputs, device, lse_asked, tokens);
         tensors.load(self);
@@ -366,7 +400,7 @@ impl Fixture {
             },
             variant: self.variant_inputs(&inputs),
         };
-        let tensors = Tensors { run, lse_asked, inputs, out, lse };
+        let tensors = Tensors { run, lse_asked, inputs, out, lse, rounds_rows: device.as_cuda().is_some() };
         tensors.clear();
         tensors
     }
@@ -383,6 +417,12 @@ impl Fixture {
             alibi_slopes: numbers(1, config.alibi),
             temperatures: numbers(2, config.temperatures),
             mask: config.mask.is_some().then_some(mask),
+            rope_positions: config.rope_positions.then(|| QueryPositions {
+                address: inputs.positions.address(),
+                len: inputs.positions.bytes() as u64 / 4,
+            }),
+            query_norm: numbers(3, config.query_norm.is_some()),
+            key_norm: numbers(4, config.key_norm.is_some()),
             custom: None,
         }
     }
@@ -431,21 +471,20 @@ impl Fixture {
         CacheView { address: view.address.wrapping_add_signed(-before), ..view }
     }
 
-    /// The oracle's answer for a token of a request.
-    pub fn expected(&self, request: usize, token: usize, head: usize) -> State {
+    /// Runs `f` with the oracle's rules for a request, what changes queries and keys among them.
+    fn with_rules<T>(&self, request: usize, f: impl FnOnce(Rules<'_>) -> T) -> T {
         let config = &self.case.config;
-        let ([head_dim, value_dim], query_heads) = (head_dims(config), config.query_heads as usize);
-        let kv_heads = config.kv_heads as usize;
-        let row = |elements: &[u16], row: usize, dim: usize| -> Vec<f64> {
-            elements[row * dim..][..dim].iter().map(|&bits| value(config.dtype, bits) as f64).collect()
-        };
-        let first = self.query_begin[request] as usize;
-        let Modifiers { sinks, slopes, temperatures, masks } = &self.case.modifiers;
+        let Modifiers { sinks, slopes, temperatures, masks, query_norm, key_norm, positions } = &self.case.modifiers;
         let kv_len = self.case.kv_lens[request] as usize;
+        let first = self.query_begin[request] as usize;
         let slope = |head: usize| slopes[head] as f64;
         let sink = |head: usize| sinks[head] as f64;
         let mask = |token: usize, position: usize| masks[request][token * kv_len + position];
-        let rules = Rules {
+        let frequency = |pair: usize| config.rope.map_or(0.0, |rope| frequency(&rope, pair));
+        let position = |token: usize| positions[first + token] as i64;
+        let [query_weight, key_weight] =
+            [query_norm, key_norm].map(|weights| move |column: usize| weights[column] as f64);
+        f(Rules {
             window_left: config.window_left.map(|keys| keys as usize),
             window_right: config.window_right.map(|keys| keys as usize),
             mask: if config.mask.is_some() { Some(&mask) } else { None },
@@ -454,30 +493,97 @@ impl Fixture {
             alibi_slope: if config.alibi { Some(&slope) } else { None },
             bias: None,
             sink: if config.sinks { Some(&sink) } else { None },
+            query_norm: config.query_norm.map(|epsilon| Norm { epsilon: epsilon.into(), weight: &query_weight }),
+            key_norm: config.key_norm.map(|epsilon| Norm { epsilon: epsilon.into(), weight: &key_weight }),
+            rotation: config.rope.map(|rope| Rotation {
+                dim: rope.rotary_dim as usize,
+                interleaved: rope.interleaved,
+                frequency: &frequency,
+            }),
+            query_position: if config.rope_positions { Some(&position) } else { None },
             sigmoid_bias: config.sigmoid_bias.map(f64::from),
+        })
+    }
+
+    /// Queries and keys after norms and rotation, rounded to their dtype or not.
+    fn changed(&self, rounds: bool) -> &Changed {
+        self.changed[rounds as usize].get_or_init(|| {
+            let config = &self.case.config;
+            let head_dim = config.head_dim as usize;
+            let exact = |row: &[u16]| row.iter().map(|&bits| value(config.dtype, bits) as f64).collect();
+            let rounded = |x: f64| if rounds { value(config.dtype, bits(config.dtype, x as f32)) as f64 } else { x };
+            let (mut queries, mut keys) = (Vec::new(), Vec::new());
+            for (request, (&query_len, &kv_len)) in self.case.query_lens.iter().zip(&self.case.kv_lens).enumerate() {
+                self.with_rules(request, |rules| {
+                    let width = config.query_heads as usize * head_dim;
+                    for token in 0..query_len as usize {
+                        let place = token as i64 + kv_len as i64 - query_len as i64;
+                        let position = rules.query_position.map_or(place, |position| position(token));
+                        let heads = &self.queries[(self.query_begin[request] as usize + token) * width..][..width];
+                        for row in heads.chunks_exact(head_dim) {
+                            queries.extend(rules.changed_query(position, exact(row)).into_iter().map(rounded));
+                        }
+                    }
+                    let rows = self.keys[request].chunks_exact(head_dim).enumerate();
+                    let changed = rows.flat_map(|(index, row)| {
+                        rules.changed_key((index / config.kv_heads as usize) as i64, exact(row))
+                    });
+                    keys.push(changed.map(rounded).collect());
+                });
+            }
+            Changed { queries, keys }
+        })
+    }
+
+    /// The oracle's answer for a token of a request.
+    pub fn expected(&self, request: usize, token: usize, head: usize) -> State {
+        self.expected_by(request, token, head, false)
+    }
+
+    /// The same where queries and keys that the config changes are rounded to their dtype, or not.
+    fn expected_by(&self, request: usize, token: usize, head: usize, rounds: bool) -> State {
+        let config = &self.case.config;
+        let ([head_dim, value_dim], query_heads) = (head_dims(config), config.query_heads as usize);
+        let kv_heads = config.kv_heads as usize;
+        let row = |elements: &[u16], row: usize, dim: usize| -> Vec<f64> {
+            elements[row * dim..][..dim].iter().map(|&bits| value(config.dtype, bits) as f64).collect()
         };
-        Request {
-            query_len: self.case.query_lens[request] as usize,
-            kv_len: self.case.kv_lens[request] as usize,
-            group: config.group() as usize,
-            value_head_dim: value_dim,
-            softmax_scale: config.softmax_scale as f64,
-            causal: config.causal,
-            rules,
-            q: &|token, head| row(&self.queries, (first + token) * query_heads + head, head_dim),
-            k: &|position, head| row(&self.keys[request], position * kv_heads + head, head_dim),
-            v: &|position, head| row(&self.values[request], position * kv_heads + head, value_dim),
-        }
-        .attend(token, head)
+        let first = self.query_begin[request] as usize;
+        let changed = config.changes_rows().then(|| self.changed(rounds));
+        let changed_row = |rows: &[f64], row: usize| rows[row * head_dim..][..head_dim].to_vec();
+        self.with_rules(request, |rules| {
+            Request {
+                query_len: self.case.query_lens[request] as usize,
+                kv_len: self.case.kv_lens[request] as usize,
+                group: config.group() as usize,
+                value_head_dim: value_dim,
+                softmax_scale: config.softmax_scale as f64,
+                causal: config.causal,
+                // Once for all rows, above.
+                rules: Rules { query_norm: None, key_norm: None, rotation: None, ..rules },
+                q: &|token, head| match (changed, (first + token) * query_heads + head) {
+                    (Some(changed), index) => changed_row(&changed.queries, index),
+                    (None, index) => row(&self.queries, index, head_dim),
+                },
+                k: &|position, head| match (changed, position * kv_heads + head) {
+                    (Some(changed), index) => changed_row(&changed.keys[request], index),
+                    (None, index) => row(&self.keys[request], index, head_dim),
+                },
+                v: &|position, head| row(&self.values[request], position * kv_heads + head, value_dim),
+            }
+            .attend(token, head)
+        })
     }
 
     /// Holds `outputs` against the oracle's; the first difference is the error.
     pub fn check(&self, outputs: &Outputs) -> Result<(), String> {
         self.check_written(outputs)?;
         let config = &self.case.config;
-        let answers = self.answers.get_or_init(|| {
-            let places = self.rows_to_check().into_iter();
-            places.map(|(request, token, head)| ((request, token, head), self.expected(request, token, head))).collect()
+        // Without such changes both are the same.
+        let rounds = outputs.rounds_rows && config.changes_rows();
+        let answers = self.answers[rounds as usize].get_or_init(|| {
+            let expected = |(request, token, head)| self.expected_by(request, token, head, rounds);
+            self.rows_to_check().into_iter().map(|place| (place, expected(place))).collect()
         });
         for &((request, token, head), ref expected) in answers {
             let (out, lse) = self.row(outputs, request, token, head);
@@ -492,7 +598,8 @@ impl Fixture {
                 Lse::Two => expected.lse2(),
                 Lse::E => expected.lse,
             };
-            if !lse_agrees(lse, expected_lse) {
+            let agrees = lse_agrees(lse, expected_lse) || rounds && lse_agrees_rounded(config.dtype, lse, expected_lse);
+            if !agrees {
                 return Err(format!("{place}: LSE is {lse}, not {expected_lse}"));
             }
         }
@@ -577,14 +684,16 @@ pub struct Tensors {
     inputs: Rc<Inputs>,
     out: oxattn::Buffer,
     lse: oxattn::Buffer,
+    rounds_rows: bool,
 }
 
 struct Inputs {
     q: oxattn::Buffer,
     pool: oxattn::Buffer,
     page_indices: oxattn::Buffer,
-    numbers: [oxattn::Buffer; 3],
+    numbers: [oxattn::Buffer; 5],
     mask: oxattn::Buffer,
+    positions: oxattn::Buffer,
 }
 
 impl Tensors {
@@ -599,7 +708,7 @@ impl Tensors {
     /// Copies the inputs of `fixture`, whose rows must lie as those of the fixture they were made for, and clears the
     /// outputs.
     pub fn load(&self, fixture: &Fixture) {
-        let Inputs { q, pool, page_indices, numbers, mask } = &*self.inputs;
+        let Inputs { q, pool, page_indices, numbers, mask, positions } = &*self.inputs;
         q.write(0, fixture.q.as_slice()).unwrap();
         pool.write(0, fixture.pool.as_slice()).unwrap();
         page_indices.write(0, bytemuck::cast_slice(&fixture.page_indices)).unwrap();
@@ -607,6 +716,7 @@ impl Tensors {
             to.write(0, from.as_slice()).unwrap();
         }
         mask.write(0, fixture.mask.as_slice()).unwrap();
+        positions.write(0, fixture.positions.as_slice()).unwrap();
         self.clear();
     }
 
@@ -627,6 +737,7 @@ impl Tensors {
             out_strides: fixture.out_strides(),
             lse: Buffer::of(&lse),
             lse_asked: self.lse_asked,
+            rounds_rows: self.rounds_rows,
         }
     }
 }

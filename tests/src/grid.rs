@@ -3,9 +3,9 @@
 //!
 //! [`crate::lab`] runs them. The emulator and [`crate::cases`] keep to a thinned selection. Merges are in
 //! [`crate::merge_grid`], appends to the cache in [`crate::new_tokens`]. Left out:
-//! - what does not exist here: RoPE inside attention, ALiBi, soft caps, custom masks, sliding windows, sinks, FP8 and
-//!   FP4 caches, value scales, ragged (unpaged) keys, shared prefixes, multi-item scoring, head dims that differ between
-//!   keys and values;
+//! - what has tables of its own ([`crate::variants`], [`crate::rotary`], [`crate::prefixes`] and others) or does not exist
+//!   here: RoPE inside attention, ALiBi, soft caps, custom masks, sliding windows, sinks, FP8 and FP4 caches, value
+//!   scales, ragged (unpaged) keys, shared prefixes, multi-item scoring, head dims that differ between keys and values;
 //! - what has no numbers to compare: refused arguments (see [`crate::scenarios`]), and 256 random lengths of
 //!   BatchAttention that its test draws anew;
 //! - of BatchAttention's product of lengths, pages, heads, dims, mask, layout and dtype: mask, layout and dtype are

@@ -4,7 +4,7 @@
 //! into work items by hand, [`executors`] is the seam to what runs it. [`states`] and [`new_tokens`] do the same for
 //! merges and appends, [`rope`] for rotations, [`rope_append`] for both in one, [`checks`] for the checks of values on
 //! the device, [`block_sparse`] for patterns of blocks, [`multi_item`] for prompts
-//! of several items. [`public_api`] runs all of it through the library's own operators, and [`scenarios`] are the tests that
+//! of several items, [`rotary`] for norms and rotations inside attention. [`public_api`] runs all of it through the library's own operators, and [`scenarios`] are the tests that
 //! every device has to pass. [`grid`] and [`merge_grid`] are FlashInfer's own grids, whole; [`lab`] runs the former.
 
 pub mod block_sparse;
@@ -28,6 +28,7 @@ pub mod public_api;
 pub mod random;
 pub mod rope;
 pub mod rope_append;
+pub mod rotary;
 pub mod scenarios;
 pub mod states;
 pub mod variants;

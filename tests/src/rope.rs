@@ -167,7 +167,7 @@ pub fn rope_cases() -> Vec<RopeCase> {
 }
 
 /// The definition's frequency of a pair, in radians a position.
-fn frequency(config: &RopeConfig, pair: usize) -> f64 {
+pub(crate) fn frequency(config: &RopeConfig, pair: usize) -> f64 {
     let RopeAngles::Computed { theta, scaling } = config.angles else { return 0.0 };
     let frequency = theta.powf(-((2 * pair) as f64) / config.rotary_dim as f64);
     match scaling {

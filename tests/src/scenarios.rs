@@ -13,11 +13,14 @@ use crate::fixture::{Fixture, Lse, Outputs, Tensors};
 use crate::layout::{LAYOUTS, Layout};
 use crate::multi_item;
 use crate::new_tokens::append_cases;
+use crate::number::{bits, decode, encode, row_error, row_tolerance, value};
 use crate::plans::limits_for;
 use crate::prefixes::prefix_cases;
 use crate::public_api::{Public, Setup, check_append, plan, report, run_alone, workspace};
+use crate::random::Random;
 use crate::rope::rope_cases;
 use crate::rope_append::rope_append_cases;
+use crate::rotary::{rotary_cases, rotary_prefix_cases};
 use crate::states::merge_cases;
 use crate::variants::Modifiers;
 use oxattn::config::{AttentionConfig, DType};
@@ -26,7 +29,8 @@ use oxattn::rope::{Rope, RopeAppend, RopeConfig, RopePositions, RopeRun, Rotate}
 use oxattn::tensor::CacheRows;
 use oxattn::{
     Attention, Device, Error, Kernel, KvMemory, Limits, Lse2, LseE, MaskForm, MaskMemory, PageIndices, PageTable,
-    PagedCache, QueryLengths, Rows, Run, SplitMode, Stream, Values, VariantInputs, Workspace, single,
+    PagedCache, QueryLengths, QueryPositions, Rows, Run, SplitMode, Stream, Streaming, Values, VariantInputs,
+    Workspace, oracle, single,
 };
 
 /// Makes a test of every scenario, on the device that an expression of type `Option<&Device>` (or what derefs to it)
@@ -71,6 +75,8 @@ macro_rules! device_tests {
             ragged_keys_that_do_not_match_are_refused,
             ragged_and_paged_are_not_mixed,
             inputs_of_variants_that_do_not_match_are_refused,
+            inputs_of_norms_and_rotations_that_do_not_match_are_refused,
+            a_stream_without_end_goes_by_places_in_the_cache,
             block_sparse_runs_that_do_not_match_are_refused,
             plans_that_do_not_match_are_refused,
             configurations_no_kernel_runs_are_refused,
@@ -122,6 +128,7 @@ fn check(fixture: &Fixture, outputs: &Outputs, what: &str) {
 fn every_case(device: &Device, mode: SplitMode) {
     let mut table = cases();
     table.extend(split_cases());
+    table.extend(rotary_cases());
     for (index, case) in table.iter().filter(|case| case.pages != Pages::HighIds).enumerate() {
         let fixture = Fixture::new(case);
         let has_lse = case.config.sigmoid_bias.is_none();
@@ -148,7 +155,8 @@ pub fn every_case_is_the_oracle_s_answer_unsplit(device: &Device) {
 
 /// Keys that requests have in common, read once for several of them where that pays.
 pub fn shared_prefixes_change_no_answer(device: &Device) {
-    let (mut shared, cases) = (0, prefix_cases());
+    let (mut shared, mut cases) = (0, prefix_cases());
+    cases.extend(rotary_prefix_cases());
     for (index, case) in cases.iter().enumerate() {
         let mode = if index % 4 == 3 { SplitMode::Unsplit } else { SplitMode::Balanced };
         let fixture = Fixture::new(case);
@@ -879,6 +887,144 @@ pub fn inputs_of_variants_that_do_not_match_are_refused(device: &Device) {
     refused(setup.run(&planned, &run, Stream::default()), message);
 }
 
+/// Weights of norms and positions, as the config reads them; and no prefill kernel.
+pub fn inputs_of_norms_and_rotations_that_do_not_match_are_refused(device: &Device) {
+    let case = Case { query_lens: vec![1, 2, 1], kv_lens: vec![35, 16, 48], ..paged(16, LAYOUTS[0]) };
+    let case = Case { seeds: vec![0, 1, 2], ..case }.changed("norms and rope", |config| {
+        config.with_rope(RopeConfig::new(64)).with_rope_positions().with_query_norm(1e-6).with_key_norm(1e-6)
+    });
+    let fixture = Fixture::new(&case);
+    let mut setup = Setup::new(device, &[&case], SplitMode::Balanced);
+    let tensors = fixture.tensors(device, Lse::Two, 4);
+    let planned = setup.plan(&fixture, Stream::default()).unwrap();
+    let run = tensors.run;
+    let given = run.variant;
+    let (weights, positions) = (given.key_norm.unwrap(), given.rope_positions.unwrap());
+    for (variant, message) in [
+        (
+            VariantInputs { rope_positions: None, ..given },
+            "the attention was made with_rope_positions; this call needs variant.rope_positions".to_owned(),
+        ),
+        (
+            VariantInputs { query_norm: None, ..given },
+            "the attention was made with_query_norm; this call needs variant.query_norm".into(),
+        ),
+        (
+            VariantInputs { key_norm: None, ..given },
+            "the attention was made with_key_norm; this call needs variant.key_norm".into(),
+        ),
+        (
+            VariantInputs { rope_positions: Some(QueryPositions { len: 3, ..positions }), ..given },
+            "variant.rope_positions.len is 3; this call needs 4".into(),
+        ),
+        (
+            VariantInputs { key_norm: Some(Values { len: 63, ..weights }), ..given },
+            "variant.key_norm.len is 63; this call needs 64".into(),
+        ),
+        (
+            VariantInputs { key_norm: Some(Values { address: weights.address + 4, ..weights }), ..given },
+            format!("variant.key_norm.address is {} bytes, which is not a multiple of 16", weights.address + 4),
+        ),
+    ] {
+        refused(setup.run(&planned, &run.with_variant(variant), Stream::default()), &message);
+    }
+    setup.run(&planned, &run, Stream::default()).unwrap();
+    check(&fixture, &tensors.download(&fixture), "after refusals");
+
+    let plain = Case { config: AttentionConfig::new(4, 2, 64, 16), ..case.clone() };
+    let mut setup = Setup::new(device, &[&plain], SplitMode::Balanced);
+    let planned = setup.plan(&fixture, Stream::default()).unwrap();
+    let message =
+        "this call brings variant.rope_positions, which the attention does not read; make it with_rope_positions";
+    refused(setup.run(&planned, &run, Stream::default()), message);
+
+    let attention = Attention::new(device, case.config, SplitMode::Balanced, limits_for(&[&case])).unwrap();
+    let error = attention.with_kernel(Kernel::Prefill).unwrap_err().to_string();
+    assert!(error.starts_with("no prefill kernel for head_dim 64"), "{error}");
+}
+
+/// A stream without end, token by token: pages between sinks and window go, and what is left is attended to by new places,
+/// as the oracle does it over the keys that stay.
+pub fn a_stream_without_end_goes_by_places_in_the_cache(device: &Device) {
+    const STEPS: u32 = 70;
+    let (head_dim, page_size) = (64, 5);
+    let config = AttentionConfig::new(2, 1, head_dim, page_size).with_rope(RopeConfig::new(head_dim));
+    let streaming = Streaming::new(3, 17, page_size).unwrap();
+    let most = streaming.most_kv_len_tokens() as u32;
+    let limits = Limits { max_requests: 1, max_query_tokens: 1, max_kv_len_tokens: most, max_kv_tokens: most as u64 };
+    let pool_pages = STEPS.div_ceil(page_size);
+    let row = |role: u64, token: u32| -> Vec<f32> {
+        let mut random = Random::keyed(&[role, token as u64]);
+        (0..head_dim).map(|_| value(DType::Bf16, bits(DType::Bf16, random.normal()))).collect()
+    };
+    // Token `t` has slot `t` of the pool for good.
+    let cache = |role| encode(DType::Bf16, &(0..pool_pages * page_size).flat_map(|t| row(role, t)).collect::<Vec<_>>());
+    let (k, v) = (device.upload(&cache(1)).unwrap(), device.upload(&cache(2)).unwrap());
+    let out = device.allocate(2 * 2 * head_dim as usize).unwrap();
+    let mut attention = Attention::new(device, config, SplitMode::Balanced, limits).unwrap();
+    let memory = device.allocate(attention.workspace_bytes() as usize).unwrap();
+    // SAFETY: the buffer is live and used for nothing else.
+    let mut workspace = unsafe { Workspace::new(memory.address(), memory.bytes() as u64) };
+    let (mut pages, mut kv_len, mut dropped) = (Vec::new(), 0, 0);
+    for token in 0..STEPS {
+        if kv_len % page_size == 0 {
+            pages.push(token / page_size);
+        }
+        kv_len += 1;
+        let gone = streaming.pages_to_drop(kv_len);
+        kv_len -= page_size * gone.len() as u32;
+        dropped += gone.len();
+        pages.drain(gone);
+
+        let queries: Vec<f32> = (0..2).flat_map(|head| row(3 + head, token)).collect();
+        let q = device.upload(&encode(DType::Bf16, &queries)).unwrap();
+        let page_ids = device.upload(&pages).unwrap();
+        let (indptr, kv_lens) = ([0, pages.len() as u32], [kv_len]);
+        let table = PageTable::csr(page_size, &indptr, &kv_lens).unwrap();
+        let stream = Stream::default();
+        let planned = attention.plan(&table, QueryLengths::uniform(1), &mut workspace, stream).unwrap();
+        let run = Run::new(
+            Rows::contiguous(q.address(), DType::Bf16, 1, 2, head_dim),
+            PagedCache::separate(k.address(), v.address(), pool_pages as u64, oxattn::Layout::Nhd, &config),
+            PageIndices { address: page_ids.address(), len: pages.len() as u64 },
+            Rows::contiguous(out.address(), DType::Bf16, 1, 2, head_dim),
+        );
+        // SAFETY: the tensors are live until the download, which waits; page ids are below the pool's pages.
+        unsafe { attention.run(&planned, &run, &mut workspace, stream) }.unwrap();
+        let out = decode(DType::Bf16, &out.download::<u8>().unwrap());
+
+        // The keys that stay, of the whole stream's, by where they stand now.
+        let kept: Vec<u32> = pages.iter().flat_map(|page| page * page_size..(page + 1) * page_size).collect();
+        let exact = |role: u64, token: u32| row(role, token).into_iter().map(f64::from).collect::<Vec<f64>>();
+        let frequency = |pair: usize| 1e4f64.powf(-2.0 * pair as f64 / head_dim as f64);
+        let rotation = oracle::Rotation { dim: head_dim as usize, interleaved: false, frequency: &frequency };
+        let rules = oracle::Rules { rotation: Some(rotation), ..oracle::Rules::default() };
+        // As the device rounds it.
+        let settled = |row: Vec<f64>| -> Vec<f64> {
+            let rounded = |x: f64| value(DType::Bf16, bits(DType::Bf16, x as f32)) as f64;
+            if device.as_cuda().is_some() { row.into_iter().map(rounded).collect() } else { row }
+        };
+        let request = oracle::Request {
+            query_len: 1,
+            kv_len: kv_len as usize,
+            group: 2,
+            value_head_dim: head_dim as usize,
+            softmax_scale: config.softmax_scale as f64,
+            causal: true,
+            rules: oracle::Rules::default(),
+            q: &|_, head| settled(rules.changed_query(kv_len as i64 - 1, exact(3 + head as u64, token))),
+            k: &|place, _| settled(rules.changed_key(place as i64, exact(1, kept[place]))),
+            v: &|place, _| exact(2, kept[place]),
+        };
+        for head in 0..2 {
+            let expected = request.attend(0, head).out;
+            let error = row_error(&out[head * head_dim as usize..][..head_dim as usize], &expected);
+            assert!(error <= row_tolerance(DType::Bf16), "token {token}, head {head}: {error:.1e}");
+        }
+    }
+    assert_eq!((dropped, kv_len), (9, 25));
+}
+
 pub fn block_sparse_runs_that_do_not_match_are_refused(device: &Device) {
     block_sparse::check_refusals(device);
 }
@@ -979,14 +1125,16 @@ pub fn prefill_kernels_that_there_are_not_are_refused(device: &Device) {
         (config(64, 16).with_value_head_dim(512), SplitMode::Balanced),
         (config(128, 16), SplitMode::BatchInvariant),
         (config(128, 16), SplitMode::FixedSplit { tokens: 64 }),
+        (config(128, 16).with_rope(RopeConfig::new(128)), SplitMode::Balanced),
+        (config(64, 16).with_key_norm(1e-6), SplitMode::Unsplit),
     ];
     let padded = (config(96, 16).with_value_head_dim(40), SplitMode::Balanced);
     let on_gpus = [(config(128, 16), SplitMode::Balanced), (config(64, 8), SplitMode::Unsplit), padded];
     for (config, mode) in never.iter().chain(on_gpus.iter().filter(|_| device.is_cpu())) {
         let message = format!(
             "no prefill kernel for head_dim {}, value_head_dim {} and page_size_tokens {} here; it needs a Hopper GPU, \
-             head dims up to 256, pages of a multiple of 8 tokens, SplitMode::Balanced or Unsplit, and of a custom \
-             variant a kernel in its bundle",
+             head dims up to 256, pages of a multiple of 8 tokens, SplitMode::Balanced or Unsplit, no rope and no norms, \
+             and of a custom variant a kernel in its bundle",
             config.head_dim, config.value_head_dim, config.page_size_tokens
         );
         for attention in [Attention::new, Attention::for_graphs] {

@@ -20,6 +20,12 @@ pub struct Modifiers {
     pub temperatures: Vec<f32>,
     /// Of each request: `[query_len, kv_len]`.
     pub masks: Vec<Vec<bool>>,
+    /// Of each element of a query row.
+    pub query_norm: Vec<f32>,
+    /// Of each element of a key row.
+    pub key_norm: Vec<f32>,
+    /// Of each query token of the batch.
+    pub positions: Vec<i32>,
 }
 
 impl Case {
@@ -37,6 +43,15 @@ impl Case {
         if self.config.temperatures {
             self.modifiers.temperatures = self.seeds.iter().map(|&seed| 0.5 + 0.4 * seed as f32).collect();
         }
+        let mut weights = |asked: bool| match asked {
+            true => (0..self.config.head_dim).map(|_| 1.0 + 0.3 * random.normal()).collect(),
+            false => Vec::new(),
+        };
+        self.modifiers.query_norm = weights(self.config.query_norm.is_some());
+        self.modifiers.key_norm = weights(self.config.key_norm.is_some());
+        if self.config.rope_positions {
+            self = self.at_positions(|_, place| place);
+        }
         if self.config.mask.is_some() {
             self = self.masked(|seed, token, key| Random::keyed(&[seed, 9, token as u64, key as u64]).below(3) > 0);
         }
@@ -46,6 +61,17 @@ impl Case {
     /// The same with other sinks.
     pub fn sinks(mut self, sink: impl Fn(usize) -> f32) -> Case {
         self.modifiers.sinks = (0..self.config.query_heads as usize).map(sink).collect();
+        self
+    }
+
+    /// The same with query tokens at positions that `position` makes of a request's seed and their places.
+    pub fn at_positions(mut self, position: impl Fn(u64, i32) -> i32) -> Case {
+        let lens = self.query_lens.iter().zip(&self.kv_lens).zip(&self.seeds);
+        let of_request = |((&query_len, &kv_len), &seed): ((&u32, &u32), &u64)| {
+            let first = kv_len as i32 - query_len as i32;
+            (0..query_len as i32).map(|token| position(seed, first + token)).collect::<Vec<_>>()
+        };
+        self.modifiers.positions = lens.flat_map(of_request).collect();
         self
     }
 

@@ -145,6 +145,10 @@ mod tests {
             let shared_tokens = table.shared_tokens_of_pages(&page_ids).unwrap();
             assert_eq!((&case.kv_lens, &case.shared_tokens), (&runs(&kv_lens), &runs(&shared_tokens)), "{name}");
         }
+        for case in parse(super::super::ROPE_ATTENTION).unwrap() {
+            assert_eq!(case.section, "rope_attention");
+            assert_eq!(case.kv_lens().unwrap().len(), case.query_lens().unwrap().len());
+        }
         let skewed = cases.iter().find(|case| case.case.starts_with("32/8/128 p16 bf16 skew")).unwrap();
         assert_eq!(skewed.kv_lens().unwrap().iter().sum::<u32>(), 63 * 512 + 100_000);
     }

@@ -1,13 +1,14 @@
 //! `oxattn bench`: the GPU suite.
 //!
-//! In: cases (`serving.jsonl`, `rope_append.jsonl` and `prefix.jsonl` of `benches/definitions/`, or a file of the same
-//! form). Out: a row a case, and others of a skewed batch uncut, of a prompt without pages and of shared prefixes that
+//! In: cases (`serving.jsonl`, `rope_append.jsonl`, `rope_attention.jsonl` and `prefix.jsonl` of `benches/definitions/`,
+//! or a file of the same form). Out: a row a case, and others of a skewed batch uncut, of a prompt without pages and of shared prefixes that
 //! every request reads for itself, on a terminal or as JSON lines:
 //! microseconds, bytes that had to move, GB/s, the ratio to the ceiling measured in the same run, and the error against
 //! the f64 oracle. Invariant: a case's answer is checked before it is timed, and a wrong answer fails the run.
 
 pub mod case;
 pub mod lab;
+pub mod rope_attention;
 mod rotating;
 pub mod sections;
 pub mod variants;
@@ -26,14 +27,18 @@ const SERVING: &str = include_str!("../../../benches/definitions/serving.jsonl")
 /// The cases of the section `rope_append`, which run beside those.
 const ROPE_APPEND: &str = include_str!("../../../benches/definitions/rope_append.jsonl");
 
+/// The cases of the section `rope_attention`.
+const ROPE_ATTENTION: &str = include_str!("../../../benches/definitions/rope_attention.jsonl");
+
 /// Time the GPU suite beside ceilings measured in the same run.
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Cases, one JSON object a line.
     #[arg(long)]
     cases: Option<PathBuf>,
-    /// Sections to run: ceiling, decode, append_kv, rope_append, plan, prefix, replay.
-    #[arg(long, value_delimiter = ',', default_values_t = ["ceiling", "decode", "append_kv", "rope_append", "plan", "prefix", "replay"].map(String::from))]
+    /// Sections to run: ceiling, decode, append_kv, rope_append, rope_attention, plan,
+    /// prefix, replay.
+    #[arg(long, value_delimiter = ',', default_values_t = ["ceiling", "decode", "append_kv", "rope_append", "rope_attention", "plan", "prefix", "replay"].map(String::from))]
     sections: Vec<String>,
     /// Run only cases whose name contains this.
     #[arg(long)]
@@ -99,7 +104,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let started = std::time::Instant::now();
     let text = match &arguments.cases {
         Some(path) => std::fs::read_to_string(path)?,
-        None => format!("{SERVING}{ROPE_APPEND}{PREFIX}"),
+        None => format!("{SERVING}{ROPE_APPEND}{ROPE_ATTENTION}{PREFIX}"),
     };
     let cases = case::parse(&text)?;
     let mut device = Device::cuda(arguments.device)?;

@@ -12,8 +12,9 @@ use oxattn::{
 
 use super::case::Case;
 use super::lab::{Lab, Random};
+use super::rope_attention::{Before, Rotates};
 use super::variants::{Inputs, config, seen};
-use super::{Failure, Row, blank, rotating};
+use super::{Failure, Row, blank, rope_attention, rotating};
 
 /// Bytes of cache that the calls of a graph rotate over: several times the L2 cache.
 pub(super) const ROTATED_BYTES: u64 = 1 << 30;
@@ -36,10 +37,11 @@ pub fn run(lab: &Lab, case: &Case) -> Vec<Row> {
         "prefix" => prefix(lab, case),
         "append_kv" => appending(lab, case),
         "rope_append" => rotating::run(lab, case),
+        "rope_attention" => rope_attention::run(lab, case),
         "plan" => planning(lab, case),
         other => Err(format!(
             "section {other} is not supported; decode, replay, prefill, append-chunk, mixed, prefix, append_kv, \
-             rope_append and plan are"
+             rope_append, rope_attention and plan are"
         )
         .into()),
     };
@@ -50,7 +52,7 @@ pub fn run(lab: &Lab, case: &Case) -> Vec<Row> {
 }
 
 /// A batch's page table: where each request's page ids begin, and the ids.
-pub(super) struct Pages {
+pub struct Pages {
     pub begin: Vec<u32>,
     pub ids: Vec<u32>,
     pub pool: u32,
@@ -93,14 +95,14 @@ fn indptr(lengths: &[u32]) -> Vec<u32> {
 }
 
 /// A decode case's batch.
-struct Batch {
-    kv_lens: Vec<u32>,
-    query_lens: Vec<u32>,
+pub struct Batch {
+    pub kv_lens: Vec<u32>,
+    pub query_lens: Vec<u32>,
     /// Keys in common with the request before.
     shared_tokens: Vec<u32>,
     /// Where each request's query tokens begin.
     query_begin: Vec<u32>,
-    pages: Pages,
+    pub pages: Pages,
 }
 
 impl Batch {
@@ -129,20 +131,20 @@ fn limits(kv_lens: &[u32], query_lens: &[u32]) -> Limits {
 fn attention(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
     let skewed = case.case.contains("skew");
     let (paged, mode) = (config(case), SplitMode::Balanced);
-    let mut rows = vec![attention_in(lab, case, paged, mode, "oxattn", None)?];
+    let mut rows = vec![attention_in(lab, case, paged, mode, "oxattn", None, Rotates::Nowhere)?];
     if rows[0].kernel == Some("prefill") {
-        rows.push(attention_in(lab, case, paged, mode, "oxattn-attend", Some(Kernel::Attend))?);
+        rows.push(attention_in(lab, case, paged, mode, "oxattn-attend", Some(Kernel::Attend), Rotates::Nowhere)?);
     } else if has_prompts(case)? {
         rows.extend(by_prefill(lab, case, paged, mode)?);
     }
     if skewed {
-        rows.push(attention_in(lab, case, paged, SplitMode::Unsplit, "oxattn-unsplit", None)?);
+        rows.push(attention_in(lab, case, paged, SplitMode::Unsplit, "oxattn-unsplit", None, Rotates::Nowhere)?);
     }
     if case.section == "prefill" {
         // The same keys without pages, for what pages cost.
         let mut ragged = paged;
         (ragged.ragged, ragged.page_size_tokens) = (true, 1);
-        rows.push(attention_in(lab, case, ragged, mode, "oxattn-ragged", None)?);
+        rows.push(attention_in(lab, case, ragged, mode, "oxattn-ragged", None, Rotates::Nowhere)?);
     }
     Ok(rows)
 }
@@ -152,9 +154,9 @@ fn attention(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
 fn prefix(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {
     let (flat, mode) = (config(case), SplitMode::Balanced);
     let sharing = flat.with_shared_prefixes(case.prefix_levels);
-    let mut rows = vec![attention_in(lab, case, sharing, mode, "oxattn", None)?];
+    let mut rows = vec![attention_in(lab, case, sharing, mode, "oxattn", None, Rotates::Nowhere)?];
     rows.extend(by_prefill(lab, case, sharing, mode)?);
-    rows.push(attention_in(lab, case, flat, mode, "oxattn-flat", None)?);
+    rows.push(attention_in(lab, case, flat, mode, "oxattn-flat", None, Rotates::Nowhere)?);
     Ok(rows)
 }
 
@@ -166,7 +168,7 @@ fn has_prompts(case: &Case) -> Result<bool, Failure> {
 
 /// A row of a case by the prefill kernel, where there is one: not on every GPU, and not for every head dim and page size.
 pub fn by_prefill(lab: &Lab, case: &Case, config: AttentionConfig, mode: SplitMode) -> Result<Option<Row>, Failure> {
-    match attention_in(lab, case, config, mode, "oxattn-prefill", Some(Kernel::Prefill)) {
+    match attention_in(lab, case, config, mode, "oxattn-prefill", Some(Kernel::Prefill), Rotates::Nowhere) {
         Err(failure) if is_without_prefill(&*failure) => Ok(None),
         row => row.map(Some),
     }
@@ -184,7 +186,9 @@ pub fn attention_in(
     mode: SplitMode,
     peer: &str,
     kernel: Option<Kernel>,
+    rotates: Rotates,
 ) -> Result<Row, Failure> {
+    let config = rotates.configured(config);
     let layout = if config.ragged { Layout::Nhd } else { case.layout() };
     let batch = Batch::new(case, config.ragged)?;
     let Batch { kv_lens, query_lens, shared_tokens, query_begin, pages } = &batch;
@@ -207,6 +211,7 @@ pub fn attention_in(
     let out = lab.device.allocate((2 * tokens * heads * value_dim) as usize)?;
     let lse = lab.device.allocate((tokens * heads * 4) as usize)?;
     let page_ids = lab.device.upload(&pages.ids)?;
+    let before = if rotates == Rotates::Before { Some(Before::new(lab, &batch, config)?) } else { None };
     let table = match config.ragged {
         true => PageTable::ragged(&pages.begin)?,
         false if config.shared_prefix_levels > 0 => {
@@ -229,7 +234,8 @@ pub fn attention_in(
     let mask_bytes = limits(kv_lens, query_lens).mask_bytes(MaskForm::Bits);
     let inputs = Inputs::new(lab, case, query_lens, kv_lens, mask_bytes)?;
     let kv = |set: usize| {
-        let (k, v) = (caches[set].0.address(), caches[set].1.address());
+        let k = before.as_ref().map_or(&caches[set].0, |before| &before.k).address();
+        let v = caches[set].1.address();
         if config.ragged {
             let rows = |address, dim| Rows::contiguous(address, DType::Bf16, pages.pool as u64, config.kv_heads, dim);
             return KvMemory::Ragged { k: rows(k, config.head_dim), v: rows(v, config.value_head_dim) };
@@ -240,7 +246,13 @@ pub fn attention_in(
         }
     };
     let arguments = |set: usize| Run {
-        q: Rows::contiguous(q.address(), DType::Bf16, tokens, config.query_heads, config.head_dim),
+        q: Rows::contiguous(
+            before.as_ref().map_or(&q, |before| &before.q).address(),
+            DType::Bf16,
+            tokens,
+            config.query_heads,
+            config.head_dim,
+        ),
         kv: kv(set),
         out: Rows::contiguous(out.address(), DType::Bf16, tokens, config.query_heads, config.value_head_dim),
         lse: Some(Lse2::contiguous(lse.address(), tokens, config.query_heads).into()),
@@ -248,6 +260,9 @@ pub fn attention_in(
     };
     let workspace = std::cell::RefCell::new(workspace);
     let call = |set: usize| -> Result<(), Failure> {
+        if let Some(before) = &before {
+            before.rotate(lab, &q, &caches[set].0)?;
+        }
         // SAFETY: all tensors are live until the lab has synchronised, and page ids are below the pool's pages.
         unsafe { attention.run(&planned, &arguments(set), &mut workspace.borrow_mut(), lab.stream) }
             .map_err(Failure::from)
@@ -257,7 +272,9 @@ pub fn attention_in(
     lse.fill(0xff)?;
     call(sets - 1)?;
     let answer = Answer { out: out.download()?, lse: lse.download()? };
-    let (rel_err, lse_err) = inputs.with_rules(case, |rules| check(lab, &config, rules, layout, &batch, &answer));
+    let (rel_err, lse_err) = inputs.with_rules(case, |rules| {
+        rotates.with_rules(case.head_dim, rules, |rules| check(lab, &config, rules, layout, &batch, &answer))
+    });
     let ok = rel_err < TOLERANCE && lse_err < LSE_TOLERANCE;
 
     let timing = lab.time(sets, &call)?;
@@ -336,12 +353,16 @@ fn check(
             value_head_dim: config.value_head_dim as usize,
             softmax_scale: config.softmax_scale as f64,
             causal: config.causal,
-            rules,
+            // Rotated rows are rounded, here as by every kernel.
+            rules: oracle::Rules { rotation: None, ..rules },
             q: &|token, head| {
                 let begin = row_of(token, head as u64) * key_dim;
-                (begin..begin + key_dim).map(|i| lab.value(i, 1)).collect()
+                let position = token as i64 + kv_lens[request] as i64 - query_lens[request] as i64;
+                rounded(rules.changed_query(position, (begin..begin + key_dim).map(|i| lab.value(i, 1)).collect()))
             },
-            k: &|position, kv_head| cache_row(position, kv_head, key_dim, 0),
+            k: &|position, kv_head| {
+                rounded(rules.changed_key(position as i64, cache_row(position, kv_head, key_dim, 0)))
+            },
             v: &|position, kv_head| cache_row(position, kv_head, value_dim, 1),
         };
         let token = (query_lens[request] as usize - 1) * quarters / 4;
@@ -357,6 +378,10 @@ fn check(
     }
     let relative = (difference / norm).sqrt();
     (if relative.is_nan() { f64::INFINITY } else { relative }, lse_error)
+}
+
+fn rounded(row: Vec<f64>) -> Vec<f64> {
+    row.into_iter().map(|x| bf16::from_f64(x).to_f64()).collect()
 }
 
 fn appending(lab: &Lab, case: &Case) -> Result<Vec<Row>, Failure> {

@@ -198,7 +198,16 @@ fn measure(lab: &Lab, case: &Case, kernel: Kernel) -> Result<Option<f64>, TuneEr
     let mode = SplitMode::Balanced;
     let row = match kernel {
         Kernel::Prefill => sections::by_prefill(lab, case, config(case), mode),
-        _ => sections::attention_in(lab, case, config(case), mode, "oxattn-attend", Some(kernel)).map(Some),
+        _ => sections::attention_in(
+            lab,
+            case,
+            config(case),
+            mode,
+            "oxattn-attend",
+            Some(kernel),
+            crate::bench::rope_attention::Rotates::Nowhere,
+        )
+        .map(Some),
     };
     let row = row.map_err(|source| TuneError::Case { case: case.case.clone(), source })?;
     match row {

@@ -25,8 +25,9 @@ pub enum Kernel {
     /// For all batches, on every device.
     Attend,
     /// For batches with prompts, on Hopper: head dims up to 256, page sizes that are multiples of 8 tokens, and split modes
-    /// whose results may depend on the batch; with a custom variant, where its bundle has one. Unasked it is given to head
-    /// dims 64, 128, 256, and 192 of values of 128, alone: narrower rows are padded to these.
+    /// whose results may depend on the batch; not with RoPE or norms inside attention; with a custom variant, where its
+    /// bundle has one. Unasked it is given to head dims 64, 128, 256, and 192 of values of 128, alone: narrower rows are
+    /// padded to these.
     Prefill,
 }
 
@@ -166,6 +167,9 @@ impl Prefill {
         limits: Limits,
     ) -> Result<Option<Prefill>, Error> {
         let is_free = matches!(mode, SplitMode::Balanced | SplitMode::Unsplit);
+        if config.changes_rows() {
+            return Ok(None);
+        }
         let Some(tile) = PrefillTile::fitting(config.head_dim, config.value_head_dim) else { return Ok(None) };
         let page_tokens = if config.ragged { RAGGED_PAGE_TOKENS } else { config.page_size_tokens };
         let Some(box_tokens) = tile.box_tokens(page_tokens) else { return Ok(None) };
@@ -327,6 +331,8 @@ mod tests {
         assert_eq!(has(128, 4, SplitMode::Balanced), None);
         assert_eq!(has(96, 16, SplitMode::Balanced), Some(16));
         assert_eq!(has(512, 16, SplitMode::Balanced), None);
+        let rotated = AttentionConfig::new(32, 8, 128, 16).with_rope(crate::RopeConfig::new(128));
+        assert!(Prefill::new(rotated, 132, SplitMode::Balanced, LIMITS).unwrap().is_none());
         assert_eq!(has(128, 16, SplitMode::BatchInvariant), None);
         assert_eq!(has(128, 16, SplitMode::FixedSplit { tokens: 128 }), None);
     }

@@ -281,6 +281,7 @@ fn attentions_that_read_positions_are_refused() {
         (config().with_window(Some(3), None), format!("window_left {positions}")),
         (config().with_window(None, Some(3)), format!("window_right {positions}")),
         (config().with_alibi(), format!("alibi {positions}")),
+        (config().with_rope(crate::RopeConfig::new(64)), format!("rope {positions}")),
         (config().with_custom_variant("near"), format!("custom_variant {positions}")),
         (config().with_mask(MaskForm::Bytes), "mask is set; masks of block-sparse patterns are MaskForm::Bits".into()),
         (

@@ -6,14 +6,16 @@
 //!
 //! Each item takes its keys in blocks of [`BLOCK_KEYS`]: the block's keys and values become f32 once and serve all
 //! rows of the tile, by the online softmax in base 2 (Milakov and Gimelshein 2018; Dao et al. 2022, algorithm 1). What
-//! [`ModifiedParameters`] switch on is done to the scores of a block, a row at a time.
+//! [`ModifiedParameters`] switch on is done to the scores of a block, a row at a time; what [`RotaryParameters`] do besides
+//! is done to queries and keys as they become f32.
 
 use super::memory::{cache_address, load_row, prefetch, read, row_address, store_row, write};
 use super::merge::{State, fold};
+use super::rotary::{Angles, Transform};
 use crate::config::DType;
 use kernels_gpu::abi::parameters::{AttendParameters, CacheView};
 use kernels_gpu::abi::plan::{MaskRequest, PlanHeader, SharedRow, WorkItem};
-use kernels_gpu::variant::ModifiedParameters;
+use kernels_gpu::variant::{ModifiedParameters, RotaryParameters};
 use rayon::prelude::*;
 use std::cell::RefCell;
 use std::f32::consts::LOG2_E;
@@ -30,9 +32,9 @@ const LANES: usize = 16;
 ///
 /// # Safety
 /// `parameters` and `header` describe live memory as [the module](super) says.
-pub unsafe fn attend(parameters: &AttendParameters, header: &PlanHeader, dtype: DType, variant: &ModifiedParameters) {
+pub unsafe fn attend(parameters: &AttendParameters, header: &PlanHeader, dtype: DType, variant: &RotaryParameters) {
     let [head_dim, value_head_dim] = [parameters.key_pieces, parameters.value_pieces].map(|pieces| 8 * pieces as usize);
-    let launch = Launch { parameters, head_dim, value_head_dim, dtype, variant };
+    let launch = Launch { parameters, head_dim, value_head_dim, dtype, variant: &variant.modified, rotary: variant };
     // SAFETY: the caller's. The queues lie end to end, so their items are one range.
     let (first, end) = unsafe {
         (read::<u32>(parameters.queue_begin, 0), read::<u32>(parameters.queue_begin, 2 * header.teams as usize))
@@ -67,6 +69,7 @@ struct Launch<'a> {
     value_head_dim: usize,
     dtype: DType,
     variant: &'a ModifiedParameters,
+    rotary: &'a RotaryParameters,
 }
 
 /// Partial state of piece 0 of a row of an item's tile; the other pieces' follow it.
@@ -186,6 +189,7 @@ struct Scratch {
     out: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
+    angles: Angles,
 }
 
 thread_local! {
@@ -209,6 +213,7 @@ unsafe fn attend_item<const FUSED: bool>(launch: &Launch, item: &WorkItem, kv_he
             let [k, v] = [&mut scratch.k[..keys * key_row], &mut scratch.v[..keys * value_row]];
             load_block(launch, item, kv_head, (&parameters.k, launch.head_dim), begin, k);
             load_block(launch, item, kv_head, (&parameters.v, launch.value_head_dim), begin, v);
+            Transform::of_keys(launch.rotary).apply(k, key_row, begin as i32, &mut scratch.angles);
         }
         let rows = scratch.rows.iter_mut().zip(scratch.q.chunks_exact(key_row));
         for ((row, q), out) in rows.zip(scratch.out.chunks_exact_mut(value_row)) {
@@ -342,7 +347,14 @@ impl Scratch {
             }
             let (q, padding) = q.split_at_mut(launch.head_dim);
             // SAFETY: the caller's.
-            unsafe { load_row(row_address(&parameters.q, row.token, row.head), launch.dtype, q) };
+            unsafe {
+                load_row(row_address(&parameters.q, row.token, row.head), launch.dtype, q);
+                let position = match launch.rotary.positions {
+                    0 => position as i32,
+                    positions => read(positions, row.token as usize),
+                };
+                Transform::of_queries(launch.rotary).apply(q, launch.head_dim, position, &mut self.angles);
+            }
             padding.fill(0.0);
             q.iter_mut().for_each(|q| *q *= scale);
             self.rows.push(row);

@@ -15,6 +15,7 @@ mod memory;
 mod merge;
 mod rope;
 mod rope_append;
+mod rotary;
 mod validate;
 
 pub use append::{append, positions};

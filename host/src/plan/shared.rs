@@ -66,6 +66,8 @@ pub enum NotShared {
     Temperatures,
     /// The parts of a row's outputs are weighed by their number, which differs between requests that share.
     Sigmoid,
+    /// Queries are rotated by the position of a row in its request, unless positions are given.
+    Rope,
     /// A user-defined variant may ask for a row's position or request.
     CustomVariant,
     /// No group of requests has enough in common to save time.
@@ -82,6 +84,7 @@ impl std::fmt::Display for NotShared {
             NotShared::Mask => "masks go by requests",
             NotShared::Temperatures => "temperatures go by requests",
             NotShared::Sigmoid => "sigmoid weights are not folded over pieces that differ in number",
+            NotShared::Rope => "queries are rotated by the position of a row in its request; positions given would do",
             NotShared::CustomVariant => "a user-defined variant may ask for the request of a row",
             NotShared::DoesNotPay => "no group of requests has enough in common to save time",
         })
@@ -101,6 +104,7 @@ impl NotShared {
             (config.mask.is_some(), NotShared::Mask),
             (config.temperatures, NotShared::Temperatures),
             (config.sigmoid_bias.is_some(), NotShared::Sigmoid),
+            (config.rope.is_some() && !config.rope_positions, NotShared::Rope),
             (config.custom_variant.is_some(), NotShared::CustomVariant),
         ];
         reasons.into_iter().find_map(|(applies, reason)| applies.then_some(reason))

@@ -51,6 +51,9 @@ pub const fn attend_head_dim(query_dim: u32, value_dim: u32) -> Option<u32> {
     None
 }
 
+/// Head dims of the attend kernels that normalise and rotate queries and keys.
+pub const ROTARY_HEAD_DIMS: [u32; 4] = [64, 96, 128, 256];
+
 /// Threads of a merge block: a warp folds a row.
 pub const MERGE_THREADS: u32 = 128;
 /// Threads of a fold block: a block folds a row tile.

@@ -63,6 +63,9 @@ pub unsafe fn attend<
         }
         split |= short::walk::<E, V, HEAD_DIM, HOPPER, QUERY_STEPS, OUTPUT_STEPS>(&p, variant, queue.short());
         if split {
+            if V::TRANSFORMS {
+                queue = Queue::read(&p);
+            }
             let tile = Shape::<HEAD_DIM, HOPPER>::TILE;
             arrive::arrive::<E, V, HEAD_DIM>(&p, queue.all, tile.threads(), tile.addresses_offset_bytes());
         }

@@ -99,6 +99,16 @@ pub(super) unsafe fn walk<
                 sync_threads();
                 let thread = thread::thread_idx_x();
                 let page = loader.step::<V>(p, room, if places_resident { thread } else { anew(thread) });
+                if V::TRANSFORMS {
+                    let (threads, end) = (shape.threads(), (token + shape.tile_tokens()).min(work.kv_end));
+                    variant.transform_keys::<E, HEAD_DIM>(room.keys(stage), [token, end], threads);
+                    if token == work.kv_begin {
+                        let work = Work::read_again(p, at);
+                        let query_at = |row: u32| work.query_at(p, row);
+                        variant.transform_queries::<E, HEAD_DIM>(room.queries(slot), work.rows, threads, query_at);
+                    }
+                    sync_threads();
+                }
 
                 // Wide heads leave no registers for the queries; their fragments are read again for every tile.
                 let lane_queries = room.queries(slot).lane(lane % 16, lane / 16);
@@ -234,7 +244,8 @@ pub(super) unsafe fn walk<
                     });
                     sync_threads();
                     split |= work.is_counted();
-                    fold.write::<E, V>(p, &work);
+                    let thread = thread::thread_idx_x();
+                    fold.write::<E, V>(p, &work, if V::TRANSFORMS { anew(thread) } else { thread });
                     break;
                 }
             }
@@ -272,10 +283,10 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Fold<HEAD_DIM, HOPPER> {
 
     /// Folds the warps' states in order and writes the rows' outputs, or their partial states.
     #[inline(always)]
-    unsafe fn write<E: Element + Values, V: Variant>(self, p: &AttendParameters, work: &Work) {
+    unsafe fn write<E: Element + Values, V: Variant>(self, p: &AttendParameters, work: &Work, thread: u32) {
         const COLUMNS: u32 = 4;
         let pieces = HEAD_DIM / COLUMNS;
-        let mut index = thread::thread_idx_x();
+        let mut index = thread;
         while index < work.rows * pieces {
             let (row, column) = (index / pieces, COLUMNS * (index % pieces));
             let mut sum = 0.0;

@@ -6,7 +6,7 @@ use simt::{global::Global, registers::anew};
 use crate::abi::divisor::Divisor;
 use crate::abi::parameters::{AttendParameters, RowsView};
 use crate::abi::plan::{NOT_COUNTED, SHARED, WorkItem};
-use crate::variant::RowAt;
+use crate::variant::{QueryAt, RowAt};
 
 /// A place in the queue: an item and one of this block's heads.
 #[derive(Clone, Copy)]
@@ -216,5 +216,11 @@ impl Work {
     pub fn at(&self, p: &AttendParameters, row: u32) -> RowAt {
         let (token, query_head) = self.token_and_head(p.group, row.min(self.rows - 1));
         RowAt { request: self.request, token, query_head, position: token as i32 + self.query_position }
+    }
+    /// A row of the tile's query.
+    #[inline(always)]
+    pub fn query_at(&self, p: &AttendParameters, row: u32) -> QueryAt {
+        let (token, _) = p.group.divide(self.row_begin + row);
+        QueryAt { query: self.query_begin + token, position: token as i32 + self.query_position }
     }
 }

@@ -7,6 +7,7 @@
 //! The planner's limits and the causal rule are the kernel's: a variant hides keys inside them.
 
 mod modified;
+mod rotary;
 mod standard;
 #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
 mod window;
@@ -14,9 +15,17 @@ mod window;
 #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
 pub use modified::Modified;
 pub use modified::ModifiedParameters;
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+pub use rotary::Rotary;
+pub use rotary::RotaryParameters;
 pub use standard::{Standard, StandardParameters};
 #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
 pub(crate) use window::Window;
+
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+use crate::tile::Rows;
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+use simt::tensor::Element;
 
 /// Where a query row is.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +37,17 @@ pub struct RowAt {
     /// Query head.
     pub query_head: u32,
     /// Position of the token among the request's keys: `token + kv_len - query_len`.
+    pub position: i32,
+}
+
+/// Where the query of a row is.
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+#[derive(Clone, Copy, Debug)]
+pub struct QueryAt {
+    /// Its token's index in the batch.
+    pub query: u32,
+    /// Position of the token among the request's keys: `token + kv_len - query_len`. Not to be used where a plan may
+    /// share prefixes: an item's rows may then be those of several requests.
     pub position: i32,
 }
 
@@ -72,6 +92,10 @@ pub trait Variant: Copy {
     #[doc(hidden)]
     const PADS: bool = true;
 
+    /// Whether queries and keys are changed after they arrive in shared memory and before they are multiplied. The
+    /// prefill kernels, whose threads do not see keys on their way, do not compile with it.
+    const TRANSFORMS: bool = false;
+
     /// Reads the parameters once.
     fn bind(parameters: Self::Parameters) -> Self;
 
@@ -80,6 +104,31 @@ pub trait Variant: Copy {
     /// # Safety
     /// What the parameters point at is live and has an entry for the row.
     unsafe fn row(&self, at: impl FnOnce() -> RowAt) -> Self::Row;
+
+    /// Changes the first `rows` rows of an item's tile of queries, in place; `at` says where a row is. All `threads` of the
+    /// block call together, with [`TRANSFORMS`](Self::TRANSFORMS) alone; rows past these are zeros.
+    ///
+    /// # Safety
+    /// The tile's bytes are there, and nobody else uses them before the next barrier; and as [`row`](Self::row).
+    #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+    #[inline(always)]
+    unsafe fn transform_queries<E: Element, const HEAD_DIM: u32>(
+        &self,
+        _tile: impl Rows,
+        _rows: u32,
+        _threads: u32,
+        _at: impl Fn(u32) -> QueryAt,
+    ) {
+    }
+
+    /// Changes a tile of the keys from `keys[0]` to before `keys[1]` of a request, in place, in the same way.
+    ///
+    /// # Safety
+    /// As [`transform_queries`](Self::transform_queries).
+    #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+    #[inline(always)]
+    unsafe fn transform_keys<E: Element, const HEAD_DIM: u32>(&self, _tile: impl Rows, _keys: [u32; 2], _threads: u32) {
+    }
 
     /// Turns a raw score (query times key) into a logit in base-2 units: softmax is `2^logit`, normalised. In kernels of
     /// [`attend_kernels!`](crate::attend_kernels) the score is already multiplied by the config's scale and log2(e), so

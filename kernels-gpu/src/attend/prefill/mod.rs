@@ -63,6 +63,7 @@ pub unsafe fn prefill<
     variant: V::Parameters,
     maps: Global<TensorMap>,
 ) {
+    const { assert!(!V::TRANSFORMS, "a prefill kernel's keys go from global memory to the tensor cores unseen") };
     let variant = V::bind(variant);
     let room = const { Room::<HEAD_DIM, VALUE_DIM>::checked(COLUMNS, DEPTH, STEPS, VALUE_STEPS, TILES) };
     let is_first = thread::thread_idx_x() == 0;

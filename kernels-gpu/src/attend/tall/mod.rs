@@ -125,6 +125,10 @@ unsafe fn item<
         let (mut token, kv_end, item_rows) = (work.kv_begin, work.kv_end, work.rows);
         loop {
             wait_async_copies::<0>();
+            if V::TRANSFORMS {
+                sync_threads();
+                transform::<E, V, HEAD_DIM, HOPPER>(p, variant, at, pipeline.stage(), [token, kv_end]);
+            }
             if Shape::<HEAD_DIM, HOPPER>::HAS_WARPGROUPS {
                 fence_proxy_async();
             }
@@ -178,6 +182,36 @@ unsafe fn item<
             });
         }
         work.is_counted()
+    }
+}
+
+/// Has the variant change a tile's keys, from `token` on, and with an item's first tile its query rows.
+#[inline(always)]
+unsafe fn transform<E: Element, V: Variant, const HEAD_DIM: u32, const HOPPER: bool>(
+    p: &AttendParameters,
+    variant: V,
+    at: Cursor,
+    stage: u32,
+    [token, kv_end]: [u32; 2],
+) {
+    let tile = Shape::<HEAD_DIM, HOPPER>::TILE;
+    let (room, threads) = (Room::<HEAD_DIM, HOPPER>::new(), tile.threads());
+    let keys = [token, (token + tile.tile_tokens()).min(kv_end)];
+    // SAFETY: the kernel's contract; the tile, and with an item's first tile its query rows, are there.
+    unsafe {
+        let work = Work::read_again(p, at);
+        let query_at = |row: u32| work.query_at(p, row);
+        if Shape::<HEAD_DIM, HOPPER>::HAS_WARPGROUPS {
+            variant.transform_keys::<E, HEAD_DIM>(room.key_panels(stage), keys, threads);
+            if token == work.kv_begin {
+                variant.transform_queries::<E, HEAD_DIM>(room.query_panels(), work.rows, threads, query_at);
+            }
+        } else {
+            variant.transform_keys::<E, HEAD_DIM>(room.keys(stage), keys, threads);
+            if token == work.kv_begin {
+                variant.transform_queries::<E, HEAD_DIM>(room.tall_queries(), work.rows, threads, query_at);
+            }
+        }
     }
 }
 

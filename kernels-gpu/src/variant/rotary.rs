@@ -1,0 +1,274 @@
+//! Any of the stock changes over queries and keys that are normalised and rotated on their way to their product: QK norm
+//! and RoPE, in that order.
+//!
+//! In: [`RotaryParameters`], whose addresses are 0 where a change is off; rows as they lie in the cache, neither
+//! normalised nor rotated. A row `x` becomes `x / sqrt(mean(x^2) + epsilon) * weight`, then each of its pairs turns by the
+//! row's position times the pair's angle, all in f32, and is rounded once, as a kernel of its own before attention would
+//! leave it. A key's position is its place among its request's keys, so that keys which move in the cache, as
+//! StreamingLLM's do, need not be rotated again. A query's is its token's place, or given.
+//!
+//! RoPE: Su et al., "RoFormer" (2021). Re-based positions: Xiao et al., "Efficient streaming language models with
+//! attention sinks" (2023). QK norm: as in Qwen 3 and Gemma 3.
+
+use super::ModifiedParameters;
+
+/// [`Rotary`]'s parameters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[cfg_attr(not(target_arch = "nvptx64"), derive(bytemuck::Pod, bytemuck::Zeroable))]
+#[repr(C)]
+pub struct RotaryParameters {
+    /// The stock changes.
+    pub modified: ModifiedParameters,
+    /// `[rotary_dim / 2]` u64 angle of each pair at position 1, in 2^-64 of a turn; 0 for no rotation.
+    pub turns: u64,
+    /// `[query tokens]` i32 positions of query tokens, counted from their request's first key; 0 for their places.
+    pub positions: u64,
+    /// `[head_dim]` f32 weights of the queries' norm, or 0 for none.
+    pub query_norm: u64,
+    /// The same of the keys'.
+    pub key_norm: u64,
+    /// What is added to a query's mean square.
+    pub query_epsilon: f32,
+    /// The same of a key's.
+    pub key_epsilon: f32,
+    /// First elements of a row, which are rotated: a multiple of 16.
+    pub rotary_dim: u32,
+    /// 1 if a pair is two neighbours; 0 if it is two elements `rotary_dim / 2` apart.
+    pub interleaved: u32,
+}
+
+const _: () = assert!(size_of::<RotaryParameters>() == size_of::<ModifiedParameters>() + 4 * 8 + 4 * 4);
+
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+pub use device::Rotary;
+
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+mod device {
+    use simt::{global::Global, math, registers::anew, tensor::Element, thread, warp};
+
+    use super::RotaryParameters;
+    use crate::rope::cos_sin_of_turns;
+    use crate::tile::{Rows, unroll};
+    use crate::variant::{Modified, Piece, QueryAt, RowAt, Variant};
+
+    /// Attention with any of the stock changes, norms and a rotary embedding.
+    #[derive(Clone, Copy)]
+    pub struct Rotary {
+        modified: Modified,
+        p: RotaryParameters,
+    }
+
+    /// What happens to the rows of a tile besides the rotation.
+    #[derive(Clone, Copy)]
+    struct Norm {
+        weights: u64,
+        epsilon: f32,
+    }
+
+    impl Rotary {
+        /// Changes the first `rows` rows of a tile. A lane has 8 columns of a row, 4 pairs where they are rotated, and the
+        /// lanes of a row are neighbours; `position` gives a row's and the sign that it has.
+        #[inline(always)]
+        #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+        unsafe fn transform<E: Element, const HEAD_DIM: u32>(
+            &self,
+            tile: impl Rows,
+            rows: u32,
+            threads: u32,
+            norm: Norm,
+            position: impl Fn(u32) -> (u32, f32),
+        ) {
+            let units = HEAD_DIM / 8;
+            let lanes = units.next_power_of_two();
+            let thread = anew(thread::thread_idx_x());
+            let (first_row, unit) = (thread / lanes, thread % lanes);
+            let p = &self.p;
+            let is_rotated = p.turns != 0 && unit < p.rotary_dim / 8;
+            let is_apart = is_rotated && p.interleaved == 0;
+            // Where both halves of a lane's columns begin: in the two halves of what is rotated, or side by side.
+            let [first, second] =
+                if is_apart { [4 * unit, 4 * unit + p.rotary_dim / 2] } else { [8 * unit, 8 * unit + 4] };
+            let mut begin = 0;
+            // The same number of rounds for all lanes of a warp.
+            while begin < rows {
+                let row = begin + first_row;
+                let is_here = unit < units && row < rows && (is_rotated || norm.weights != 0);
+                let at = |column: u32| tile.chunk(row, column / 8).add_bytes(column % 8 * 2).cast::<[u32; 2]>();
+                let (mut low, mut high) = ([0.0; 4], [0.0; 4]);
+                // SAFETY: the caller's contract; the warp's lanes are together.
+                unsafe {
+                    if is_here {
+                        low = unpack::<E>(at(first).load());
+                        high = unpack::<E>(at(second).load());
+                    }
+                    if norm.weights != 0 {
+                        let mut squares = 0.0;
+                        unroll::<4>(|i| {
+                            squares = math::multiply_add(low[i], low[i], squares);
+                            squares = math::multiply_add(high[i], high[i], squares);
+                        });
+                        let mut apart = 1;
+                        while apart < lanes {
+                            squares += warp::shuffle_xor_f32(squares, apart);
+                            apart *= 2;
+                        }
+                        let mean = math::multiply_add(squares, 1.0 / HEAD_DIM as f32, norm.epsilon);
+                        let scale = math::exp2(-0.5 * math::log2(mean));
+                        if is_here {
+                            let weights = |column: u32| {
+                                let weights = Global::<f32>::new(norm.weights).add(column as u64);
+                                weights.cast::<[u32; 4]>().load_constant().map(f32::from_bits)
+                            };
+                            let [of_low, of_high] = [weights(first), weights(second)];
+                            unroll::<4>(|i| {
+                                low[i] *= scale * of_low[i];
+                                high[i] *= scale * of_high[i];
+                            });
+                        }
+                    }
+                    if is_here {
+                        if is_rotated {
+                            let (position, sign) = position(row);
+                            let turns = Global::<[u32; 4]>::new(p.turns).add(2 * unit as u64);
+                            let pairs = [turns, turns.add(1)].map(|at| cos_sin_of_turns(at.load_constant(), position));
+                            let [[a, b], [c, d]] = pairs;
+                            if !is_apart {
+                                (low, high) = to_pairs(low, high);
+                            }
+                            unroll::<4>(|i| {
+                                let (cosine, sine) = [a, b, c, d][i];
+                                let (x, y, sine) = (low[i], high[i], sine * sign);
+                                low[i] = math::multiply_add(x, cosine, -(y * sine));
+                                high[i] = math::multiply_add(y, cosine, x * sine);
+                            });
+                            if !is_apart {
+                                (low, high) = from_pairs(low, high);
+                            }
+                        }
+                        at(first).store(pack::<E>(low));
+                        at(second).store(pack::<E>(high));
+                    }
+                }
+                begin += threads / lanes;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn unpack<E: Element>(words: [u32; 2]) -> [f32; 4] {
+        let [(a, b), (c, d)] = words.map(E::unpack);
+        [a, b, c, d]
+    }
+
+    #[inline(always)]
+    fn pack<E: Element>([a, b, c, d]: [f32; 4]) -> [u32; 2] {
+        [E::pack(a, b), E::pack(c, d)]
+    }
+
+    /// The first elements of four neighbouring pairs, and the second ones.
+    #[inline(always)]
+    fn to_pairs([a, b, c, d]: [f32; 4], [e, f, g, h]: [f32; 4]) -> ([f32; 4], [f32; 4]) {
+        ([a, c, e, g], [b, d, f, h])
+    }
+
+    /// And back.
+    #[inline(always)]
+    fn from_pairs([a, c, e, g]: [f32; 4], [b, d, f, h]: [f32; 4]) -> ([f32; 4], [f32; 4]) {
+        ([a, b, c, d], [e, f, g, h])
+    }
+
+    impl Variant for Rotary {
+        type Parameters = RotaryParameters;
+        type Row = <Modified as Variant>::Row;
+        const TRANSFORMS: bool = true;
+        const PADS: bool = false;
+
+        #[inline(always)]
+        fn bind(p: RotaryParameters) -> Self {
+            Rotary { modified: Modified::bind(p.modified), p }
+        }
+
+        #[inline(always)]
+        #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+        unsafe fn transform_queries<E: Element, const HEAD_DIM: u32>(
+            &self,
+            tile: impl Rows,
+            rows: u32,
+            threads: u32,
+            at: impl Fn(u32) -> QueryAt,
+        ) {
+            let norm = Norm { weights: self.p.query_norm, epsilon: self.p.query_epsilon };
+            if norm.weights == 0 && self.p.turns == 0 {
+                return;
+            }
+            let position = |row: u32| {
+                let at = at(row);
+                let position = match self.p.positions {
+                    0 => at.position,
+                    // SAFETY: a position for each query token, by the trait's contract.
+                    positions => unsafe { Global::<u32>::new(positions).add(at.query as u64).load_constant() as i32 },
+                };
+                (position.unsigned_abs(), if position < 0 { -1.0 } else { 1.0 })
+            };
+            // SAFETY: the caller's contract is this function's own.
+            unsafe { self.transform::<E, HEAD_DIM>(tile, rows, threads, norm, position) }
+        }
+
+        #[inline(always)]
+        #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+        unsafe fn transform_keys<E: Element, const HEAD_DIM: u32>(
+            &self,
+            tile: impl Rows,
+            [begin, end]: [u32; 2],
+            threads: u32,
+        ) {
+            let norm = Norm { weights: self.p.key_norm, epsilon: self.p.key_epsilon };
+            if norm.weights == 0 && self.p.turns == 0 {
+                return;
+            }
+            // SAFETY: the caller's contract is this function's own.
+            unsafe { self.transform::<E, HEAD_DIM>(tile, end - begin, threads, norm, |row| (begin + row, 1.0)) }
+        }
+
+        #[inline(always)]
+        #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+        unsafe fn row(&self, at: impl FnOnce() -> RowAt) -> Self::Row {
+            // SAFETY: the caller's contract is this function's own.
+            unsafe { self.modified.row(at) }
+        }
+
+        #[inline(always)]
+        fn logit(&self, row: Self::Row, score: f32, key: u32) -> f32 {
+            self.modified.logit(row, score, key)
+        }
+
+        #[inline(always)]
+        fn may_hide(&self, rows: [Self::Row; 2], keys: [u32; 2]) -> bool {
+            self.modified.may_hide(rows, keys)
+        }
+
+        #[inline(always)]
+        #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+        unsafe fn hides(&self, row: Self::Row, key: u32) -> bool {
+            // SAFETY: the caller's contract is this function's own.
+            unsafe { self.modified.hides(row, key) }
+        }
+
+        #[inline(always)]
+        #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+        unsafe fn start(&self, row: Self::Row, piece: Piece) -> [f32; 2] {
+            // SAFETY: the caller's contract is this function's own.
+            unsafe { self.modified.start(row, piece) }
+        }
+
+        #[inline(always)]
+        fn is_softmax(&self) -> bool {
+            self.modified.is_softmax()
+        }
+
+        #[inline(always)]
+        fn weight(&self, logit: f32) -> f32 {
+            self.modified.weight(logit)
+        }
+    }
+}
