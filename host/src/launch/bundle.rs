@@ -135,12 +135,17 @@ impl Bundle {
         let frame = part(images, record.offset_bytes, record.packed_bytes, &record.symbol)?;
         let mut decoder: StreamingDecoder<_, FrameDecoder> =
             StreamingDecoder::new(frame).map_err(|source| BundleError::Frame { symbol: symbol(), source })?;
+        let contents = |source| BundleError::Contents { symbol: symbol(), source };
+        // What other kernels of the frame have before this one.
+        let before = std::io::copy(&mut decoder.by_ref().take(record.begin_bytes as u64), &mut std::io::sink());
         let mut image = Vec::with_capacity(record.image_bytes.min(frame.len() * 64));
-        decoder
-            .by_ref()
-            .take(record.image_bytes as u64 + 1)
-            .read_to_end(&mut image)
-            .map_err(|source| BundleError::Contents { symbol: symbol(), source })?;
+        if before.map_err(contents)? == record.begin_bytes as u64 {
+            // Up to the next one, or the frame's end.
+            let of_frame = self.manifest.kernels.iter().filter(|other| other.offset_bytes == record.offset_bytes);
+            let begins = of_frame.map(|other| other.begin_bytes).filter(|begin| *begin > record.begin_bytes);
+            let room = begins.min().map_or(record.image_bytes as u64 + 1, |next| (next - record.begin_bytes) as u64);
+            decoder.by_ref().take(room).read_to_end(&mut image).map_err(contents)?;
+        }
         if image.len() != record.image_bytes {
             return Err(BundleError::Length { symbol: symbol(), found: image.len(), expected: record.image_bytes });
         }
@@ -176,6 +181,7 @@ mod tests {
             registers: 40,
             offset_bytes: offset,
             packed_bytes: packed,
+            begin_bytes: 0,
             image_bytes: PTX.len(),
         }
     }
@@ -213,12 +219,40 @@ mod tests {
     }
 
     #[test]
+    fn kernels_of_a_frame_are_told_apart() {
+        let sample = |lengths: [usize; 2]| {
+            let frame = compress_to_vec(&[PTX, PTX, b"\n"].concat()[..], CompressionLevel::Uncompressed);
+            let mut begin = 0;
+            let kernels = ["fold_bf16", "fold_f16"].iter().zip(lengths).map(|(symbol, image_bytes)| {
+                let record = record(symbol, Family::Sm80, Image::Ptx, 0, frame.len());
+                let record = KernelRecord { begin_bytes: begin, image_bytes, ..record };
+                begin += PTX.len();
+                record
+            });
+            let manifest = Manifest { abi: ABI, kernels: kernels.collect(), ..Manifest::default() };
+            let text = manifest.to_string();
+            let bytes = [&Header::write(text.len() as u32)[..], text.as_bytes(), &frame].concat();
+            Bundle::parse(bytes).unwrap()
+        };
+        let image = |bundle: &Bundle, symbol| bundle.image(bundle.kernel(symbol, Family::Sm80).unwrap());
+        let bundle = sample([PTX.len(), PTX.len() + 1]);
+        assert_eq!(image(&bundle, "fold_bf16").unwrap(), PTX);
+        assert_eq!(image(&bundle, "fold_f16").unwrap(), [PTX, b"\n"].concat());
+        for lengths in [[PTX.len() - 1, PTX.len()], [PTX.len() + 1, PTX.len() + 2]] {
+            let bundle = sample(lengths);
+            for symbol in ["fold_bf16", "fold_f16"] {
+                assert!(matches!(image(&bundle, symbol), Err(BundleError::Length { .. })), "{lengths:?}: {symbol}");
+            }
+        }
+    }
+
+    #[test]
     fn foreign_and_newer_files_are_told_apart() {
         assert!(matches!(Bundle::parse(&b"\x7fELF"[..]), Err(BundleError::Foreign { bytes: 4 })));
         let mut newer = sample(|_| {});
         newer[8] = 9;
         let error = Bundle::parse(newer).unwrap_err();
-        assert_eq!(error.to_string(), "kernel bundle of version 9; version 2 is supported");
+        assert_eq!(error.to_string(), "kernel bundle of version 9; version 3 is supported");
     }
 
     #[test]

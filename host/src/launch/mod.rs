@@ -411,6 +411,7 @@ mod tests {
                 registers: 0,
                 offset_bytes: 0,
                 packed_bytes: 0,
+                begin_bytes: 0,
                 image_bytes: 0,
             }
         };

@@ -5,16 +5,17 @@
 //! at the kernel, and reach the PTX, the manifest and the launch from there. Host only.
 //!
 //! ```text
-//! bundle:    BUNDLE_MAGIC | u32 BUNDLE_VERSION | u32 manifest bytes | manifest | images, one zstd frame each
+//! bundle:    BUNDLE_MAGIC | u32 BUNDLE_VERSION | u32 manifest bytes | manifest | zstd frames of images
 //! manifest:  source <hex>                             hash of sources and flags
 //!            compiler <hex>                           commit hash of the rustc that made the PTX
 //!            abi <hex>                                the ABI that the kernels were compiled with
 //!            variant <name> <parameter bytes>         of each user-defined variant
-//!            kernel <symbol> <family> <image> <threads> <blocks> <shared> <registers> <offset> <packed> <bytes>
+//!            kernel <symbol> <family> <image> <threads> <blocks> <shared> <registers> <offset> <packed> <begin> <bytes>
 //! ```
 //!
-//! Numbers of the header are little endian; offsets count from the end of the manifest. Kernel lines are sorted by
-//! family, then symbol, then image.
+//! Numbers of the header are little endian; offsets count from the end of the manifest. Kernels that differ in dtypes alone
+//! share a frame, which takes little more than one of them would; an image begins `begin` bytes into its frame, unpacked.
+//! Kernel lines are sorted by family, then symbol, then image.
 
 use std::{fmt, str::FromStr};
 
@@ -66,7 +67,7 @@ pub struct LaunchBounds {
 pub const BUNDLE_MAGIC: [u8; 8] = *b"oxattnKB";
 
 /// Layout of the bundle this code reads and writes.
-pub const BUNDLE_VERSION: u32 = 2;
+pub const BUNDLE_VERSION: u32 = 3;
 
 /// Tells apart what host and kernels may understand differently: a hash of the sources of the plan image, the
 /// parameters, the divisors and the tiles. A kernel of another one must not be launched. It also changes with a comment,
@@ -124,10 +125,12 @@ pub struct KernelRecord {
     pub launch: LaunchBounds,
     /// Registers a thread, as the assembler counted them; 0 where no assembler was there.
     pub registers: u32,
-    /// Where the compressed image begins, counted from the end of the manifest.
+    /// Where the compressed frame begins, counted from the end of the manifest.
     pub offset_bytes: usize,
-    /// Bytes of the compressed image.
+    /// Bytes of the compressed frame.
     pub packed_bytes: usize,
+    /// Where the image begins in the frame, unpacked.
+    pub begin_bytes: usize,
     /// Bytes of the image.
     pub image_bytes: usize,
 }
@@ -166,13 +169,14 @@ impl fmt::Display for Manifest {
             let LaunchBounds { threads, blocks_per_multiprocessor, shared_bytes } = record.launch;
             writeln!(
                 formatter,
-                "kernel {} {} {} {threads} {blocks_per_multiprocessor} {shared_bytes} {} {} {} {}",
+                "kernel {} {} {} {threads} {blocks_per_multiprocessor} {shared_bytes} {} {} {} {} {}",
                 record.symbol,
                 record.family.name(),
                 record.image,
                 record.registers,
                 record.offset_bytes,
                 record.packed_bytes,
+                record.begin_bytes,
                 record.image_bytes,
             )?;
         }
@@ -216,7 +220,7 @@ impl FromStr for Manifest {
 }
 
 fn record(fields: &[&str]) -> Option<KernelRecord> {
-    let &[symbol, family, image, threads, blocks, shared, registers, offset, packed, bytes] = fields else {
+    let &[symbol, family, image, threads, blocks, shared, registers, offset, packed, begin, bytes] = fields else {
         return None;
     };
     Some(KernelRecord {
@@ -231,6 +235,7 @@ fn record(fields: &[&str]) -> Option<KernelRecord> {
         registers: registers.parse().ok()?,
         offset_bytes: offset.parse().ok()?,
         packed_bytes: packed.parse().ok()?,
+        begin_bytes: begin.parse().ok()?,
         image_bytes: bytes.parse().ok()?,
     })
 }
@@ -286,9 +291,10 @@ mod tests {
             registers: 168,
             offset_bytes: 0,
             packed_bytes: 900,
+            begin_bytes: 0,
             image_bytes: 9000,
         };
-        let cubin = KernelRecord { image: Image::Cubin("sm_90a".to_owned()), offset_bytes: 900, ..record.clone() };
+        let cubin = KernelRecord { image: Image::Cubin("sm_90a".to_owned()), offset_bytes: 900, begin_bytes: 70, ..record.clone() };
         Manifest {
             source_hash: "ab12".to_owned(),
             compiler: "e50a".to_owned(),
@@ -301,8 +307,8 @@ mod tests {
     #[test]
     fn manifest_text_is_as_documented() {
         let expected = "source ab12\ncompiler e50a\nabi 000000000c0ffee0\nvariant near 16\n\
-            kernel attend_bf16_d128 sm_90a ptx 128 2 110592 168 0 900 9000\n\
-            kernel attend_bf16_d128 sm_90a sm_90a 128 2 110592 168 900 900 9000\n";
+            kernel attend_bf16_d128 sm_90a ptx 128 2 110592 168 0 900 0 9000\n\
+            kernel attend_bf16_d128 sm_90a sm_90a 128 2 110592 168 900 900 70 9000\n";
         assert_eq!(sample().to_string(), expected);
         assert_eq!(expected.parse(), Ok(sample()));
     }
@@ -312,10 +318,10 @@ mod tests {
         for line in [
             "",
             "kernel",
-            "kernel a sm_70 ptx 1 1 1 1 1 1 1",
-            "kernel a sm_80 ptx 1 1 1 1 1 1",
-            "kernel a sm_80 ptx 1 1 -1 1 1 1 1",
-            "kernal a sm_80 ptx 1 1 1 1 1 1 1",
+            "kernel a sm_70 ptx 1 1 1 1 1 1 1 1",
+            "kernel a sm_80 ptx 1 1 1 1 1 1 1",
+            "kernel a sm_80 ptx 1 1 -1 1 1 1 1 1",
+            "kernal a sm_80 ptx 1 1 1 1 1 1 1 1",
             "abi g",
             "variant near",
             "variant near -1",
@@ -331,8 +337,8 @@ mod tests {
         assert_eq!(Header::read(&header), Header::Manifest { bytes: 77 });
         assert_eq!(Header::read(&header[..15]), Header::Foreign);
         let mut newer = header;
-        newer[8] = 3;
-        assert_eq!(Header::read(&newer), Header::OtherVersion(3));
+        newer[8] = 9;
+        assert_eq!(Header::read(&newer), Header::OtherVersion(9));
         let mut foreign = header;
         foreign[0] = b'O';
         assert_eq!(Header::read(&foreign), Header::Foreign);
