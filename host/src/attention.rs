@@ -231,13 +231,7 @@ impl Attention {
                 if config.ragged { RAGGED_PAGE_TOKENS } else { config.page_size_tokens },
             )?,
             #[cfg(feature = "cuda")]
-            gpu: gpu::Gpu::new(
-                device,
-                &config,
-                prefill.as_ref().filter(|prefill| prefill.is_usual),
-                attend.layout().max_folds > 0,
-                image_bytes,
-            )?,
+            gpu: gpu::Gpu::new(device, &config, prefill.as_ref(), attend.layout().max_folds > 0, image_bytes)?,
             measured: Attention::measured(device, &config, mode, prefill.is_some()),
             attend,
             prefill,
@@ -274,25 +268,11 @@ impl Attention {
             let AttentionConfig { head_dim, value_head_dim, page_size_tokens, .. } = self.config;
             return Err(ArgumentError::NoPrefillKernel { head_dim, value_head_dim, page_size_tokens }.into());
         }
-        let attention = Attention { kernel: Some((kernel, Choice::Given)), ..self };
-        #[cfg(feature = "cuda")]
-        let attention = attention.with_kernel_loaded()?;
-        Ok(attention)
+        Ok(Attention { kernel: Some((kernel, Choice::Given)), ..self })
     }
 
-    /// Loads the prefill kernel where it was asked for, and is not there yet as it is no usual one.
-    #[cfg(feature = "cuda")]
-    fn with_kernel_loaded(mut self) -> Result<Attention, Error> {
-        if self.is_always(Kernel::Prefill)
-            && let (Some(prefill), Some(gpu)) = (&self.prefill, &mut self.gpu)
-        {
-            gpu.load_prefill(&self.device, &self.config, prefill)?;
-        }
-        Ok(self)
-    }
-
-    /// The kernel that suits a batch, by the device's [`Tuning`](crate::Tuning) or by its lengths: the one it gets unless [`with_kernel`](Self::with_kernel) or a graph says
-    /// otherwise.
+    /// The kernel that suits a batch, by the device's [`Tuning`](crate::Tuning) or by its lengths: the one it gets unless
+    /// [`with_kernel`](Self::with_kernel) or a graph says otherwise.
     ///
     /// # Errors
     /// Refuses query lengths for another number of requests.
@@ -309,10 +289,8 @@ impl Attention {
         queries: QueryLengths<'_>,
         lengths: &BatchLengths,
     ) -> (Kernel, Choice) {
-        let usual = self.prefill.as_mut().filter(|prefill| prefill.is_usual);
-        let Some(prefill) = usual else { return (Kernel::Attend, Choice::Only) };
-        let many = prefill.are_many(lengths.row_tiles);
-        if prefill.path_mut(many).planner.would_share(table, queries) {
+        let Some(prefill) = &mut self.prefill else { return (Kernel::Attend, Choice::Only) };
+        if prefill.suits_shared(table, queries, lengths) {
             return (Kernel::Prefill, Choice::SharedPrefixes);
         }
         lengths.kernel(&self.measured)
@@ -347,11 +325,7 @@ impl Attention {
     /// The paths that batches may take.
     fn paths(&self) -> impl Iterator<Item = &Path> {
         let attend = (!self.is_always(Kernel::Prefill)).then_some(&self.attend);
-        let may_prefill = |prefill: &&Prefill| match self.kernel {
-            None => prefill.is_usual,
-            Some((kernel, _)) => kernel == Kernel::Prefill,
-        };
-        let prefill = self.prefill.as_ref().filter(may_prefill);
+        let prefill = self.prefill.as_ref().filter(|_| !self.is_always(Kernel::Attend));
         attend.into_iter().chain(prefill.into_iter().flat_map(|prefill| prefill.paths()))
     }
 
@@ -687,6 +661,11 @@ mod gpu {
         ) -> Result<Option<Gpu>, Error> {
             let Some(cuda) = device.as_cuda() else { return Ok(None) };
             let attend = cuda.function(format_args!("{}", config.attend_symbol()))?;
+            let prefill = prefill.map(|prefill| {
+                let function = cuda.function(format_args!("{}", config.prefill_symbol(prefill.tile)))?;
+                Ok::<_, Error>((function, config.is_plain()))
+            });
+            let prefill = prefill.transpose()?;
             let fold = may_share.then(|| cuda.function(format_args!("fold_{}", config.dtype))).transpose()?;
             cuda.context().bind()?;
             let staging = (0..STAGING_BUFFERS)
@@ -696,25 +675,7 @@ mod gpu {
                 })
                 .collect::<Result<_, Error>>()?;
             let attend = (attend, config.is_plain_for_attend());
-            let mut gpu = Gpu { attend, prefill: None, changes_rows: config.changes_rows(), fold, staging, next: 0 };
-            if let Some(prefill) = prefill {
-                gpu.load_prefill(device, config, prefill)?;
-            }
-            Ok(Some(gpu))
-        }
-
-        /// Loads the prefill kernel, unless it is there.
-        pub fn load_prefill(
-            &mut self,
-            device: &Device,
-            config: &AttentionConfig,
-            prefill: &Prefill,
-        ) -> Result<(), Error> {
-            if let (None, Some(cuda)) = (&self.prefill, device.as_cuda()) {
-                let function = cuda.function(format_args!("{}", config.prefill_symbol(prefill.tile)))?;
-                self.prefill = Some((function, config.is_plain()));
-            }
-            Ok(())
+            Ok(Some(Gpu { attend, prefill, changes_rows: config.changes_rows(), fold, staging, next: 0 }))
         }
 
         pub fn upload(&mut self, workspace: u64, image: &[u8], stream: Stream) -> Result<(), Error> {

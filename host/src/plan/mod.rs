@@ -411,11 +411,13 @@ impl Planner {
         Ok(&self.plan)
     }
 
-    /// Whether a plan of a batch within the limits would share. The latest plan stays as it is.
+    /// The keys that a plan of a batch within the limits would not read once more. The latest plan stays as it is.
     #[cfg(any(feature = "cpu", feature = "cuda"))]
-    pub(crate) fn would_share(&mut self, table: &PageTable<'_>, query: QueryLengths<'_>) -> bool {
-        table.requests() <= self.limits.max_requests as usize
-            && self.batch.find_sharing(table, query).shared_requests > 0
+    pub(crate) fn saved_kv_tokens(&mut self, table: &PageTable<'_>, query: QueryLengths<'_>) -> u64 {
+        if table.requests() > self.limits.max_requests as usize {
+            return 0;
+        }
+        self.batch.find_sharing(table, query).saved_kv_tokens
     }
 
     /// Counts on from another planner's plans, so that no two plans of both have the same number.

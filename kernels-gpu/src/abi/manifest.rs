@@ -294,7 +294,12 @@ mod tests {
             begin_bytes: 0,
             image_bytes: 9000,
         };
-        let cubin = KernelRecord { image: Image::Cubin("sm_90a".to_owned()), offset_bytes: 900, begin_bytes: 70, ..record.clone() };
+        let cubin = KernelRecord {
+            image: Image::Cubin("sm_90a".to_owned()),
+            offset_bytes: 900,
+            begin_bytes: 70,
+            ..record.clone()
+        };
         Manifest {
             source_hash: "ab12".to_owned(),
             compiler: "e50a".to_owned(),

@@ -68,10 +68,14 @@ mod device {
     impl Rotary {
         /// Changes the first `rows` rows of a tile. A lane has 8 columns of a row, 4 pairs where they are rotated, and the
         /// lanes of a row are neighbours; `position` gives a row's and the sign that it has.
+        ///
+        /// Where positions are consecutive a lane's first row has exact angles, and the next are one turn further each: at
+        /// most seven products, and so seven roundings, later.
         #[inline(always)]
         #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
         unsafe fn transform<E: Element, const HEAD_DIM: u32>(
             &self,
+            is_consecutive: bool,
             tile: impl Rows,
             rows: u32,
             threads: u32,
@@ -88,6 +92,20 @@ mod device {
             // Where both halves of a lane's columns begin: in the two halves of what is rotated, or side by side.
             let [first, second] =
                 if is_apart { [4 * unit, 4 * unit + p.rotary_dim / 2] } else { [8 * unit, 8 * unit + 4] };
+            let exact = |position: u32| {
+                let turns = Global::<[u32; 4]>::new(p.turns).add(2 * unit as u64);
+                // SAFETY: an angle for each pair that is rotated, by the trait's contract.
+                let [low, high] = unsafe { [turns.load_constant(), turns.add(1).load_constant()] };
+                let ([a, b], [c, d]) = (cos_sin_of_turns(low, position), cos_sin_of_turns(high, position));
+                [a, b, c, d]
+            };
+            let (mut angles, mut step) = ([(1.0, 0.0); 4], [(1.0, 0.0); 4]);
+            // On smaller parts 16 bytes of it would be spilled at 128.
+            let has_room = HEAD_DIM != 128 || cfg!(any(target_feature = "sm_90a", not(target_arch = "nvptx64")));
+            let is_consecutive = is_consecutive && has_room;
+            if is_consecutive && is_rotated {
+                (angles, step) = (exact(position(first_row).0), exact(threads / lanes));
+            }
             let mut begin = 0;
             // The same number of rounds for all lanes of a warp.
             while begin < rows {
@@ -128,15 +146,16 @@ mod device {
                     }
                     if is_here {
                         if is_rotated {
-                            let (position, sign) = position(row);
-                            let turns = Global::<[u32; 4]>::new(p.turns).add(2 * unit as u64);
-                            let pairs = [turns, turns.add(1)].map(|at| cos_sin_of_turns(at.load_constant(), position));
-                            let [[a, b], [c, d]] = pairs;
+                            let mut sign = 1.0;
+                            if !is_consecutive {
+                                let at = position(row);
+                                (angles, sign) = (exact(at.0), at.1);
+                            }
                             if !is_apart {
                                 (low, high) = to_pairs(low, high);
                             }
                             unroll::<4>(|i| {
-                                let (cosine, sine) = [a, b, c, d][i];
+                                let (cosine, sine) = angles[i];
                                 let (x, y, sine) = (low[i], high[i], sine * sign);
                                 low[i] = math::multiply_add(x, cosine, -(y * sine));
                                 high[i] = math::multiply_add(y, cosine, x * sine);
@@ -148,6 +167,15 @@ mod device {
                         at(first).store(pack::<E>(low));
                         at(second).store(pack::<E>(high));
                     }
+                }
+                if is_consecutive {
+                    unroll::<4>(|i| {
+                        let ((cosine, sine), (of_cosine, of_sine)) = (angles[i], step[i]);
+                        angles[i] = (
+                            math::multiply_add(cosine, of_cosine, -(sine * of_sine)),
+                            math::multiply_add(cosine, of_sine, sine * of_cosine),
+                        );
+                    });
                 }
                 begin += threads / lanes;
             }
@@ -211,7 +239,7 @@ mod device {
                 (position.unsigned_abs(), if position < 0 { -1.0 } else { 1.0 })
             };
             // SAFETY: the caller's contract is this function's own.
-            unsafe { self.transform::<E, HEAD_DIM>(tile, rows, threads, norm, position) }
+            unsafe { self.transform::<E, HEAD_DIM>(false, tile, rows, threads, norm, position) }
         }
 
         #[inline(always)]
@@ -227,7 +255,7 @@ mod device {
                 return;
             }
             // SAFETY: the caller's contract is this function's own.
-            unsafe { self.transform::<E, HEAD_DIM>(tile, end - begin, threads, norm, |row| (begin + row, 1.0)) }
+            unsafe { self.transform::<E, HEAD_DIM>(true, tile, end - begin, threads, norm, |row| (begin + row, 1.0)) }
         }
 
         #[inline(always)]
