@@ -85,6 +85,7 @@ pub fn prefill_cases() -> Vec<Case> {
             SplitMode::Balanced,
         ),
         case("prefill, biases", Which::DistanceBias, middle, SplitMode::Balanced),
+        case("prefill, biases, padded", Which::DistanceBias, config((6, 2), 96, 16), SplitMode::Balanced),
         case(
             "prefill, biases in a window, a scale",
             Which::DistanceBias,

@@ -92,12 +92,12 @@ fn prompts_get_the_prefill_kernel_where_there_is_one() {
         (Family::Sm90a, "chunked", 256, 16, SplitMode::Unsplit, Kernel::Prefill),
         (Family::Sm90a, "distance_bias", 128, 16, SplitMode::Balanced, Kernel::Prefill),
         (Family::Sm80, "chunked", 64, 16, SplitMode::Balanced, Kernel::Attend),
-        (Family::Sm90a, "distance_bias", 96, 16, SplitMode::Balanced, Kernel::Attend),
+        (Family::Sm90a, "distance_bias", 96, 16, SplitMode::Balanced, Kernel::Prefill),
         (Family::Sm90a, "chunked", 64, 5, SplitMode::Balanced, Kernel::Attend),
         (Family::Sm90a, "chunked", 64, 16, SplitMode::BatchInvariant, Kernel::Attend),
     ] {
-        let attention = attention(family, variant, head_dim, page, mode);
-        let suitable = |tokens| {
+        let mut attention = attention(family, variant, head_dim, page, mode);
+        let mut suitable = |tokens| {
             let table = PageTable::block_table(page, 80, &[80]).unwrap();
             attention.suitable_kernel(&table, QueryLengths::uniform(tokens)).unwrap()
         };
@@ -120,7 +120,7 @@ fn measured_times_choose_between_the_variants_kernels() {
     tuning.record(&config, &table, QueryLengths::uniform(80), fast, slow).unwrap();
     tuning.record(&config, &table, QueryLengths::uniform(1), slow, fast).unwrap();
     let suitable = |device: &Device, tokens| {
-        let attention = Attention::new(device, config, SplitMode::Balanced, limits).unwrap();
+        let mut attention = Attention::new(device, config, SplitMode::Balanced, limits).unwrap();
         attention.suitable_kernel(&table, QueryLengths::uniform(tokens)).unwrap()
     };
     assert_eq!((suitable(&device, 80), suitable(&device, 1)), (Kernel::Prefill, Kernel::Attend));
