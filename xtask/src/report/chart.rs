@@ -1,8 +1,8 @@
-//! The picture: GB/s of decode and replay, a pair of bars for each case that we ran right.
+//! The pictures: GB/s of decode and replay, and TFLOP/s of prompts; a pair of bars for each case that we ran right.
 //!
 //! Blue is oxattn, amber the best peer on the same paged cache (the two stay apart for every common kind of colour
 //! blindness, and in grey). A peer on a contiguous cache is a thin outline, and the read-only ceiling that our run
-//! measured a dashed line.
+//! measured, where bytes set the pace, a dashed line.
 
 use super::{
     compare::{Comparison, compare},
@@ -29,45 +29,122 @@ const PEER: &str = "#f0b040";
 const MARKER: &str = "fill=\"#ffffff\" fill-opacity=\"0.7\" stroke=\"#222222\" stroke-width=\"1\"";
 const CEILING: &str = "stroke=\"#222222\" stroke-width=\"1.2\" stroke-dasharray=\"5 3\"";
 
-/// The whole document.
-pub fn decode(ours: &Record, peers: &[Record]) -> String {
-    let cases: Vec<Comparison> = compare(ours, peers, &["decode", "replay"])
-        .into_iter()
-        .filter(|case| case.ours.us.is_some() && !case.label().contains("fp8"))
-        .collect();
-    let ceiling = read_ceiling(ours);
-    let most = cases.iter().flat_map(rates).chain(ceiling).fold(1.0, f64::max);
-    let end = (most / 500.0).ceil() * 500.0;
-    let scale = Scale { per_gbps: (RIGHT - LEFT) / end };
-    let sections = cases.chunk_by(|a, b| a.ours.section == b.ours.section);
-    let bottom = TOP + HEADING * sections.clone().count() as f64 + PITCH * cases.len() as f64;
+/// What a picture shows.
+struct Picture {
+    title: &'static str,
+    heading: &'static str,
+    /// Of the bars, and how far apart its marks are.
+    unit: &'static str,
+    step: usize,
+    of: fn(&Row) -> Option<f64>,
+    /// Sections of the records, and what each is called.
+    sections: &'static [(&'static str, &'static str)],
+    ceiling: Option<f64>,
+}
 
-    let mut svg = Svg::new(WIDTH, "Decode attention in GB/s: oxattn beside the best paged peer of each case");
-    legend(&mut svg, ours, ceiling);
-    for gbps in (0..=end as u32).step_by(1000) {
-        let x = scale.x(f64::from(gbps));
-        svg.vertical(x, [TOP, bottom], "stroke=\"#dddddd\"");
-        svg.text([x, TOP - 5.0], 11, Anchor::Middle, QUIET, &gbps.to_string());
-        svg.text([x, bottom + 14.0], 11, Anchor::Middle, QUIET, &gbps.to_string());
+/// Decodes.
+pub fn decode(ours: &Record, peers: &[Record]) -> String {
+    let picture = Picture {
+        title: "Decode attention in GB/s: oxattn beside the best paged peer of each case",
+        heading: "Decode attention, GB/s of the bytes that must move",
+        unit: "GB/s",
+        step: 1000,
+        of: |row| row.gbps,
+        sections: &[
+            ("decode", "decode: query heads/KV heads/head dim, page, batch, keys"),
+            ("replay", "replay: batches with the lengths of chat traffic"),
+        ],
+        ceiling: read_ceiling(ours),
+    };
+    let cases = compare(ours, peers, &picture.names());
+    picture.draw(ours, cases.into_iter().filter(|case| !case.label().contains("fp8")).collect())
+}
+
+/// Prompts, by the kernel that each was given.
+pub fn prompts(ours: &Record, peers: &[Record]) -> String {
+    let picture = Picture {
+        title: "Prompts in TFLOP/s: oxattn beside the best paged peer of each case",
+        heading: "Causal prompts, TFLOP/s of the pairs that meet",
+        unit: "TFLOP/s",
+        step: 100,
+        of: |row| row.tflops,
+        sections: &[
+            ("prefill", "prompts: query heads/KV heads/head dim, batch, tokens"),
+            ("append-chunk", "new tokens over a cache"),
+        ],
+        ceiling: None,
+    };
+    let cases = compare(ours, peers, &picture.names());
+    picture.draw(ours, cases.into_iter().filter(|case| case.ours.peer == "oxattn" && case.best().is_some()).collect())
+}
+
+impl Picture {
+    fn names(&self) -> Vec<&'static str> {
+        self.sections.iter().map(|section| section.0).collect()
     }
-    svg.text([LEFT - 12.0, TOP - 5.0], 11, Anchor::End, QUIET, "GB/s");
-    let mut y = TOP;
-    for section in sections {
-        let what = match section[0].ours.section.as_str() {
-            "decode" => "decode: query heads/KV heads/head dim, page, batch, keys",
-            _ => "replay: batches with the lengths of chat traffic",
-        };
-        svg.text([12.0, y + 19.0], 11, Anchor::Start, QUIET, what);
-        y += HEADING;
-        for case in section {
-            pair(&mut svg, &scale, y, case);
-            y += PITCH;
+
+    /// The whole document.
+    fn draw(&self, ours: &Record, mut cases: Vec<Comparison>) -> String {
+        cases.retain(|case| case.ours.us.is_some());
+        let most = cases.iter().flat_map(|case| self.rates(case)).chain(self.ceiling).fold(1.0, f64::max);
+        let half_step = self.step as f64 / 2.0;
+        let end = (most / half_step).ceil() * half_step;
+        let scale = Scale { pixels: (RIGHT - LEFT) / end, of: self.of };
+        let sections = cases.chunk_by(|a, b| a.ours.section == b.ours.section);
+        let bottom = TOP + HEADING * sections.clone().count() as f64 + PITCH * cases.len() as f64;
+
+        let mut svg = Svg::new(WIDTH, self.title);
+        self.legend(&mut svg, ours);
+        for mark in (0..=end as u32).step_by(self.step) {
+            let x = scale.x(f64::from(mark));
+            svg.vertical(x, [TOP, bottom], "stroke=\"#dddddd\"");
+            svg.text([x, TOP - 5.0], 11, Anchor::Middle, QUIET, &mark.to_string());
+            svg.text([x, bottom + 14.0], 11, Anchor::Middle, QUIET, &mark.to_string());
         }
+        svg.text([LEFT - 12.0, TOP - 5.0], 11, Anchor::End, QUIET, self.unit);
+        let mut y = TOP;
+        for section in sections {
+            let what =
+                self.sections.iter().find(|named| named.0 == section[0].ours.section).map_or("", |named| named.1);
+            svg.text([12.0, y + 19.0], 11, Anchor::Start, QUIET, what);
+            y += HEADING;
+            for case in section {
+                pair(&mut svg, &scale, y, case);
+                y += PITCH;
+            }
+        }
+        if let Some(rate) = self.ceiling {
+            svg.vertical(scale.x(rate), [TOP, bottom], CEILING);
+        }
+        svg.finish(bottom + 24.0)
     }
-    if let Some(gbps) = ceiling {
-        svg.vertical(scale.x(gbps), [TOP, bottom], CEILING);
+
+    fn rates<'a>(&self, case: &'a Comparison) -> impl Iterator<Item = f64> + 'a {
+        [Some(case.ours), case.best(), case.contiguous].into_iter().flatten().filter_map(self.of)
     }
-    svg.finish(bottom + 24.0)
+
+    fn legend(&self, svg: &mut Svg, ours: &Record) {
+        let measured: Vec<String> = ["card", "driver", "date"]
+            .into_iter()
+            .filter_map(|field| {
+                Some(format!("{}{}", if field == "driver" { "driver " } else { "" }, ours.info(field)?))
+            })
+            .collect();
+        svg.text([12.0, 26.0], 17, Anchor::Start, INK, self.heading);
+        svg.text([WIDTH - 12.0, 26.0], 12, Anchor::End, QUIET, &measured.join(", "));
+        let (first, second) = (42.0, 64.0);
+        let label = |svg: &mut Svg, x: f64, y: f64, text: &str| svg.text([x, y + 11.5], 12, Anchor::Start, INK, text);
+        svg.rect([12.0, first, 24.0, BAR], &format!("fill=\"{OURS}\""));
+        label(svg, 44.0, first, "oxattn");
+        svg.rect([LEFT, first, 24.0, BAR], &format!("fill=\"{PEER}\""));
+        label(svg, LEFT + 32.0, first, "best peer on the same paged cache, named in its bar");
+        if let Some(rate) = self.ceiling {
+            svg.vertical(24.0, [second, second + BAR], CEILING);
+            label(svg, 44.0, second, &format!("read-only ceiling of the same run, {rate:.0}"));
+        }
+        svg.rect([LEFT + 10.0, second, 4.0, BAR], MARKER);
+        label(svg, LEFT + 32.0, second, "best peer on a contiguous cache, an easier layout");
+    }
 }
 
 /// GB/s that our run reached by reading alone.
@@ -75,50 +152,27 @@ fn read_ceiling(ours: &Record) -> Option<f64> {
     ours.rows.iter().find(|row| row.section == "ceiling" && row.case == "read only")?.gbps
 }
 
-fn rates<'a>(case: &'a Comparison) -> impl Iterator<Item = f64> + 'a {
-    [Some(case.ours), case.best(), case.contiguous].into_iter().flatten().filter_map(|row| row.gbps)
-}
-
+/// How long a rate is, and whose.
 struct Scale {
-    per_gbps: f64,
+    pixels: f64,
+    of: fn(&Row) -> Option<f64>,
 }
 
 impl Scale {
-    fn x(&self, gbps: f64) -> f64 {
-        LEFT + gbps * self.per_gbps
+    fn x(&self, rate: f64) -> f64 {
+        LEFT + rate * self.pixels
     }
-}
-
-fn legend(svg: &mut Svg, ours: &Record, ceiling: Option<f64>) {
-    let measured: Vec<String> = ["card", "driver", "date"]
-        .into_iter()
-        .filter_map(|field| Some(format!("{}{}", if field == "driver" { "driver " } else { "" }, ours.info(field)?)))
-        .collect();
-    svg.text([12.0, 26.0], 17, Anchor::Start, INK, "Decode attention, GB/s of the bytes that must move");
-    svg.text([WIDTH - 12.0, 26.0], 12, Anchor::End, QUIET, &measured.join(", "));
-    let (first, second) = (42.0, 64.0);
-    let label = |svg: &mut Svg, x: f64, y: f64, text: &str| svg.text([x, y + 11.5], 12, Anchor::Start, INK, text);
-    svg.rect([12.0, first, 24.0, BAR], &format!("fill=\"{OURS}\""));
-    label(svg, 44.0, first, "oxattn");
-    svg.rect([LEFT, first, 24.0, BAR], &format!("fill=\"{PEER}\""));
-    label(svg, LEFT + 32.0, first, "best peer on the same paged cache, named in its bar");
-    if let Some(gbps) = ceiling {
-        svg.vertical(24.0, [second, second + BAR], CEILING);
-        label(svg, 44.0, second, &format!("read-only ceiling of the same run, {gbps:.0}"));
-    }
-    svg.rect([LEFT + 10.0, second, 4.0, BAR], MARKER);
-    label(svg, LEFT + 32.0, second, "best peer on a contiguous cache, an easier layout");
 }
 
 /// A case: its name, its two bars, and where a contiguous cache would be. `y` is the top of the upper bar.
 fn pair(svg: &mut Svg, scale: &Scale, y: f64, case: &Comparison) {
     svg.text([LEFT - 10.0, y + BAR + 4.0], 11, Anchor::End, INK, &case.label());
-    let marker = case.contiguous.and_then(|row| row.gbps).map(|gbps| scale.x(gbps));
+    let marker = case.contiguous.and_then(scale.of).map(|rate| scale.x(rate));
     let mut bar = |row: &Row, y: f64, fill: &str, inside: &str, name: &str| {
-        let Some(gbps) = row.gbps else { return };
-        let end = scale.x(gbps);
+        let Some(rate) = (scale.of)(row) else { return };
+        let end = scale.x(rate);
         svg.rect([LEFT, y, end - LEFT, BAR], &format!("fill=\"{fill}\""));
-        let label = format!("{gbps:.0}{name}");
+        let label = format!("{rate:.0}{name}");
         let width = label.len() as f64 * CHARACTER + 10.0;
         let fits = width < end - LEFT && marker.is_none_or(|x| x > LEFT + width);
         let beside = marker.filter(|x| (end - 8.0..end + width).contains(x)).map_or(end, |x| x + 4.0);
@@ -167,6 +221,28 @@ mod tests {
         assert!(picture.contains("M961.1 112.0V178.0"), "{picture}");
         assert!(picture.contains(">2500  quick<") && picture.contains("H200, driver 580.1, 2026-11-29"));
         assert!(!picture.contains("fp8") && !picture.contains("broken") && !picture.contains("x-dense"));
+    }
+
+    /// The scale ends at 650 TFLOP/s.
+    #[test]
+    fn prompts_are_compared_where_a_peer_reads_pages() {
+        let ours = r#"
+{"section": "_info"}
+{"section": "prefill", "case": "both", "peer": "oxattn", "us": 10.0, "gbps": 1.0, "tflops": 520.0, "ok": true}
+{"section": "prefill", "case": "both", "peer": "oxattn-ragged", "us": 9.0, "gbps": 1.0, "tflops": 555.0, "ok": true}
+{"section": "prefill", "case": "alone", "peer": "oxattn", "us": 10.0, "gbps": 1.0, "tflops": 444.0, "ok": true}
+"#;
+        let peers = r#"
+{"section": "_info"}
+{"section": "prefill", "case": "both", "peer": "fa3-paged", "us": 20.0, "gbps": 1.0, "tflops": 260.0}
+{"section": "prefill", "case": "both", "peer": "fa3-dense", "us": 8.0, "gbps": 1.0, "tflops": 650.0}
+"#;
+        let ours = Record::parse("ours", ours).unwrap();
+        let picture = prompts(&ours, &[Record::parse("peers", peers).unwrap()]);
+        assert!(picture.contains(r##"width="500.0" height="14.0" fill="#0072b2""##), "{picture}");
+        assert!(picture.contains(r##"width="250.0" height="14.0" fill="#f0b040""##), "{picture}");
+        assert!(picture.contains(">260  fa3-paged<") && picture.contains(r#"<rect x="973.0""#), "{picture}");
+        assert!(!picture.contains("alone") && !picture.contains("555"), "{picture}");
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use super::record::{Record, Row};
 
 /// What marks the name of a peer whose cache is contiguous.
-const CONTIGUOUS: [&str; 3] = ["dense", "varlen", "ragged"];
+const CONTIGUOUS: [&str; 4] = ["dense", "varlen", "ragged", "sdpa"];
 
 /// One case: our row, and the peers'.
 pub struct Comparison<'a> {

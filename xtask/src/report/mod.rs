@@ -1,7 +1,8 @@
 //! `cargo xtask report`: records of the GPU suite to a picture and tables.
 //!
 //! In: one record of `oxattn bench --json` and records of its peers on the same cases (`benches/record/README.md`
-//! describes them). Out: `bench-decode.svg` and `bench-decode.md`. Each file is read ([`record`]), each of our rows is
+//! describes them). Out: `bench-decode.svg` and `bench-decode.md` of a record with decodes, `bench-prompts.svg` of one with
+//! prompts. Each file is read ([`record`]), each of our rows is
 //! paired with the fastest peer of the same case and cache layout ([`compare`]), and the pairs are written as bars
 //! ([`chart`], on [`svg`]) and as tables ([`table`]). Invariant: every figure in the output is a figure of the records
 //! or the quotient of two, and both sides were measured on one card with one driver.
@@ -38,8 +39,15 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let ours = read(&arguments.ours)?;
     let peers = arguments.peers.iter().map(|path| read(path)).collect::<Result<Vec<_>>>()?;
     one_machine(&ours, &peers)?;
-    write(&arguments.out.join("bench-decode.svg"), &chart::decode(&ours, &peers))?;
-    write(&arguments.out.join("bench-decode.md"), &table::page(&ours, &peers))
+    let has = |section: &str| ours.rows.iter().any(|row| row.section == section);
+    if has("decode") {
+        write(&arguments.out.join("bench-decode.svg"), &chart::decode(&ours, &peers))?;
+        write(&arguments.out.join("bench-decode.md"), &table::page(&ours, &peers))?;
+    }
+    if has("prefill") {
+        write(&arguments.out.join("bench-prompts.svg"), &chart::prompts(&ours, &peers))?;
+    }
+    Ok(())
 }
 
 /// Times of two cards or two drivers say nothing about each other.

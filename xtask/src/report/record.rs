@@ -24,6 +24,7 @@ pub struct Row {
     /// A plan's time until the GPU is idle again.
     pub us_until_idle: Option<f64>,
     pub gbps: Option<f64>,
+    pub tflops: Option<f64>,
     pub of_ceiling: Option<f64>,
 }
 
@@ -72,6 +73,7 @@ impl Row {
             us_cold: number("us_cold"),
             us_until_idle: number("us_until_idle"),
             gbps: number("gbps"),
+            tflops: number("tflops"),
             of_ceiling: number("of_ceiling"),
         };
         ensure!(row.us.is_none_or(|us| us > 0.0), "us is {:?}; a time is above 0", row.us);
