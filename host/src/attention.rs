@@ -150,8 +150,9 @@ impl Run {
         Run { q, kv, out, lse: None, variant: VariantInputs::default() }
     }
 
-    /// The same over ragged keys and values, `[rows, kv_heads, head_dim]`, whose strides and head dims may differ: parts of one
-    /// fused QKV projection, say. The plan's [`kv_rows`](Planned::kv_rows) says how many rows there must be.
+    /// The same over ragged keys and values, `[rows, kv_heads, head_dim]`, whose strides and head dims may differ:
+    /// parts of one fused QKV projection, say. The plan's [`kv_rows`](Planned::kv_rows) says how many rows there must
+    /// be.
     pub fn ragged(q: Rows, k: Rows, v: Rows, out: Rows) -> Run {
         Run { q, kv: KvMemory::Ragged { k, v }, out, lse: None, variant: VariantInputs::default() }
     }
@@ -384,7 +385,7 @@ impl Attention {
         planner.count_on_from(self.epoch);
         let plan = planner.plan(table, queries)?;
         self.epoch = plan.epoch();
-        match &*self.device.0 {
+        match &*self.device.executor {
             #[cfg(feature = "cpu")]
             Executor::Cpu => {
                 let _ = stream;
@@ -434,7 +435,7 @@ impl Attention {
         self.check_receipt(planned, workspace)?;
         let parameters = self.parameters(planned, arguments, workspace)?;
         let variant = self.variant(planned, arguments, workspace)?;
-        match &*self.device.0 {
+        match &*self.device.executor {
             #[cfg(feature = "cpu")]
             Executor::Cpu => {
                 let _ = stream;
@@ -446,7 +447,9 @@ impl Attention {
                         Kernel::Prefill => Some(arguments.kv.mappable(&self.config, [&parameters.k, &parameters.v])?),
                     };
                     // SAFETY: the addresses are live host memory, by this function's contract and the checks above.
-                    return unsafe { self.device.2.launch(kernel, blocks, &parameters, &config, mappable, own) };
+                    return unsafe {
+                        self.device.emulation.launch(kernel, blocks, &parameters, &config, mappable, own)
+                    };
                 }
                 // SAFETY: the addresses are live host memory, by this function's contract and the checks above.
                 unsafe { crate::cpu::attend(&parameters, &planned.header, self.config.dtype, &variant) };

@@ -132,7 +132,7 @@ impl Device {
     /// Refuses what is no bundle, of another version or ABI, with kernels of names that are taken, and any on the CPU.
     #[cfg(feature = "cuda")]
     pub fn load_bundle(&self, bundle: &[u8]) -> Result<(), crate::Error> {
-        match &*self.0 {
+        match &*self.executor {
             #[cfg(feature = "cpu")]
             Executor::Cpu => Err(CustomVariantError::BundleOnCpu.into()),
             Executor::Cuda(cuda) => cuda.load_bundle(bundle),
@@ -157,11 +157,11 @@ impl Custom {
     /// Finds the config's custom variant on the device; `None` where it names none.
     pub fn find(device: &Device, config: &AttentionConfig) -> Result<Option<Custom>, CustomVariantError> {
         let Some(variant) = config.custom_variant else { return Ok(None) };
-        match &*device.0 {
+        match &*device.executor {
             #[cfg(feature = "cpu")]
             Executor::Cpu => {
                 #[cfg(feature = "emulator")]
-                if let Some(kernels) = device.2.kernels(variant, config)? {
+                if let Some(kernels) = device.emulation.kernels(variant, config)? {
                     return Ok(Some(Custom {
                         variant,
                         parameters_bytes: kernels.parameters_bytes(),

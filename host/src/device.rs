@@ -20,11 +20,13 @@ use crate::tuning::{GivenTuning, Machine, Tuning, TuningError, TuningMismatch};
 
 /// An executor. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Device(
-    pub(crate) Arc<Executor>,
-    Option<Arc<GivenTuning>>,
-    #[cfg(feature = "emulator")] pub(crate) crate::emulate::Emulation,
-);
+pub struct Device {
+    pub(crate) executor: Arc<Executor>,
+    tuning: Option<Arc<GivenTuning>>,
+    /// What it emulates.
+    #[cfg(feature = "emulator")]
+    pub(crate) emulation: crate::emulate::Emulation,
+}
 
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "one a device, behind an `Arc`")]
@@ -66,19 +68,18 @@ impl Device {
         Ok(Device::of(Executor::Cuda(Cuda::new(crate::driver::Context::current()?)?)))
     }
 
-    #[allow(clippy::init_numbered_fields, reason = "one of them is there only with its feature")]
     fn of(executor: Executor) -> Device {
         Device {
-            0: Arc::new(executor),
-            1: None,
+            executor: Arc::new(executor),
+            tuning: None,
             #[cfg(feature = "emulator")]
-            2: crate::emulate::Emulation::default(),
+            emulation: crate::emulate::Emulation::default(),
         }
     }
 
     /// What times of kernels on it hold for. The host executor has no kernels, and so no driver.
     pub fn machine(&self) -> Machine {
-        match &*self.0 {
+        match &*self.executor {
             #[cfg(feature = "cpu")]
             Executor::Cpu => Machine::new("cpu", 0, "none"),
             #[cfg(feature = "cuda")]
@@ -90,7 +91,7 @@ impl Device {
     /// Times of another card, driver or kernel bundle are not used, and [`tuning`](Self::tuning) says so.
     pub fn with_tuning(mut self, tuning: Tuning) -> Device {
         let mismatch = tuning.machine().check(&self.machine()).err();
-        self.1 = Some(Arc::new(GivenTuning { tuning, mismatch }));
+        self.tuning = Some(Arc::new(GivenTuning { tuning, mismatch }));
         self
     }
 
@@ -105,13 +106,13 @@ impl Device {
 
     /// The tuning it chooses by, or why it does not choose by the one it was given; `None` if it was given none.
     pub fn tuning(&self) -> Option<Result<&Tuning, &TuningMismatch>> {
-        let given = self.1.as_ref()?;
+        let given = self.tuning.as_ref()?;
         Some(given.mismatch.as_ref().map_or(Ok(&given.tuning), Err))
     }
 
     /// Whether this is the host executor.
     pub fn is_cpu(&self) -> bool {
-        match &*self.0 {
+        match &*self.executor {
             #[cfg(feature = "cpu")]
             Executor::Cpu => true,
             #[cfg(feature = "cuda")]
@@ -121,7 +122,7 @@ impl Device {
 
     /// A line for people: name, capability, multiprocessors.
     pub fn describe(&self) -> String {
-        match &*self.0 {
+        match &*self.executor {
             #[cfg(feature = "cpu")]
             Executor::Cpu => format!("cpu, {} threads", rayon::current_num_threads()),
             #[cfg(feature = "cuda")]
@@ -136,7 +137,7 @@ impl Device {
     /// The GPU behind it, where it is one.
     #[cfg(feature = "cuda")]
     pub fn as_cuda(&self) -> Option<&Cuda> {
-        match &*self.0 {
+        match &*self.executor {
             Executor::Cuda(cuda) => Some(cuda),
             #[cfg(feature = "cpu")]
             Executor::Cpu => None,
@@ -148,7 +149,7 @@ impl Device {
     pub(crate) fn target(&self, config: &AttentionConfig) -> Target {
         let tile = |family| AttendTile::new(config.attend_head_dim(), family).expect("validated head dims have a tile");
         let is_plain = config.is_plain_for_attend();
-        match &*self.0 {
+        match &*self.executor {
             // Four blocks a thread even out threads of different speed. Tiles as on Hopper, so that a plan made without
             // a GPU shows the cuts one would get.
             #[cfg(feature = "cpu")]
@@ -171,7 +172,7 @@ impl Device {
 
     /// Multiprocessors, where prefill kernels run.
     pub(crate) fn prefill_multiprocessors(&self) -> Option<u32> {
-        match &*self.0 {
+        match &*self.executor {
             #[cfg(feature = "cpu")]
             Executor::Cpu => None,
             #[cfg(feature = "cuda")]
@@ -181,7 +182,7 @@ impl Device {
 
     /// Waits until everything launched on the device is done.
     pub fn synchronize(&self) -> Result<(), Error> {
-        match &*self.0 {
+        match &*self.executor {
             #[cfg(feature = "cpu")]
             Executor::Cpu => Ok(()),
             #[cfg(feature = "cuda")]
@@ -191,12 +192,12 @@ impl Device {
 
     /// Memory of the device for callers without an allocator of their own, 256-byte aligned, zeroed.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer, Error> {
-        match &*self.0 {
+        match &*self.executor {
             #[cfg(feature = "cpu")]
             Executor::Cpu => {
                 let memory = HostMemory::new(bytes).ok_or(Error::OutOfMemory { bytes: bytes as u64 })?;
                 #[cfg(feature = "emulator")]
-                let memory = memory.registered(&self.2);
+                let memory = memory.registered(&self.emulation);
                 Ok(Buffer(Memory::Host(memory)))
             }
             #[cfg(feature = "cuda")]

@@ -44,7 +44,7 @@ impl Device {
             thread: thread::<V>,
             prefill_thread: prefill_thread::<V>,
         };
-        self.2.lock().variants.insert(V::NAME, variant);
+        self.emulation.lock().variants.insert(V::NAME, variant);
         Ok(())
     }
 }

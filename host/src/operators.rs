@@ -65,7 +65,7 @@ pub unsafe fn append(
     if parameters.tokens == 0 {
         return Ok(());
     }
-    match &*device.0 {
+    match &*device.executor {
         // SAFETY: live host memory, by this function's contract.
         #[cfg(feature = "cpu")]
         Executor::Cpu => unsafe { crate::cpu::append(&parameters, arguments.k.dtype, config.dtype) },
@@ -188,7 +188,7 @@ pub unsafe fn positions(device: &Device, arguments: &Positions, stream: Stream) 
     if tokens == 0 {
         return Ok(());
     }
-    match &*device.0 {
+    match &*device.executor {
         // SAFETY: live host memory, by this function's contract.
         #[cfg(feature = "cpu")]
         Executor::Cpu => unsafe { crate::cpu::positions(&parameters) },
@@ -404,7 +404,7 @@ unsafe fn launch_merge(
     if rows == 0 {
         return Ok(());
     }
-    match &*device.0 {
+    match &*device.executor {
         // SAFETY: live host memory, by this function's contract.
         #[cfg(feature = "cpu")]
         Executor::Cpu => unsafe { crate::cpu::merge_states(parameters, dtype) },

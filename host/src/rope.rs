@@ -145,7 +145,7 @@ impl Rope {
         if tokens == 0 || parameters.heads == 0 {
             return Ok(());
         }
-        match &*self.device.0 {
+        match &*self.device.executor {
             // SAFETY: live host memory, by this function's contract.
             #[cfg(feature = "cpu")]
             Executor::Cpu => unsafe { crate::cpu::rope(&parameters, dtype) },

@@ -117,7 +117,7 @@ pub unsafe fn check_append(
             ..none
         },
     };
-    match &*device.0 {
+    match &*device.executor {
         // SAFETY: live host memory, by this function's contract.
         #[cfg(feature = "cpu")]
         Executor::Cpu => unsafe { crate::cpu::check_append(&parameters) },

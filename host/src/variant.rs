@@ -8,7 +8,8 @@
 //! softcap(score * softmax_scale / temperature) + slope * (k - p)
 //! ```
 //!
-//! where queries and keys were normalised and then rotated first, if the config says so. The sink is a logit as it stands. A row that sees no key is output 0 with LSE -inf, or the sink's.
+//! where queries and keys were normalised and then rotated first, if the config says so. The sink is a logit as it
+//! stands. A row that sees no key is output 0 with LSE -inf, or the sink's.
 
 use crate::config::{AttentionConfig, MaskForm};
 use crate::rope_config::RopeConfig;

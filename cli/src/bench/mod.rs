@@ -1,8 +1,8 @@
 //! `oxattn bench`: the GPU suite.
 //!
-//! In: cases (`serving.jsonl`, `rope_append.jsonl`, `rope_attention.jsonl` and `prefix.jsonl` of `benches/definitions/`,
-//! or a file of the same form). Out: a row a case, and others of a skewed batch uncut, of a prompt without pages and of shared prefixes that
-//! every request reads for itself, on a terminal or as JSON lines:
+//! In: cases (`serving.jsonl`, `rope_append.jsonl`, `rope_attention.jsonl` and `prefix.jsonl` of
+//! `benches/definitions/`, or a file of the same form). Out: a row a case, and others of a skewed batch uncut, of a
+//! prompt without pages and of shared prefixes that every request reads for itself, on a terminal or as JSON lines:
 //! microseconds, bytes that had to move, GB/s, the ratio to the ceiling measured in the same run, and the error against
 //! the f64 oracle. Invariant: a case's answer is checked before it is timed, and a wrong answer fails the run.
 

@@ -1,7 +1,7 @@
 //! `oxattn plan`: makes the schedule of a batch, says why it is so, and draws it.
 //!
-//! In: KV lengths, or a trace whose first requests run together, and a model's shape; no device is needed. Out: the planner's own explanation on standard output, and
-//! an SVG document on request.
+//! In: KV lengths, or a trace whose first requests run together, and a model's shape; no device is needed. Out: the
+//! planner's own explanation on standard output, and an SVG document on request.
 
 mod draw;
 mod kv_lens;

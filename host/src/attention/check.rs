@@ -51,7 +51,7 @@ impl Attention {
             page_size: self.page_size,
             group: self.group,
         };
-        match &*self.device.0 {
+        match &*self.device.executor {
             #[cfg(feature = "cpu")]
             Executor::Cpu => {
                 let _ = stream;

@@ -112,7 +112,7 @@ impl Rope {
             return Ok(());
         }
         let source = run.append.k.dtype;
-        match &*self.device.0 {
+        match &*self.device.executor {
             // SAFETY: live host memory, by this function's contract.
             #[cfg(feature = "cpu")]
             Executor::Cpu => unsafe { crate::cpu::rope_append(&parameters, source, config.dtype) },
