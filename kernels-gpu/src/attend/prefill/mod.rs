@@ -16,7 +16,7 @@ mod room;
 mod write;
 
 use simt::{
-    block::sync_threads,
+    block::{sync_named_barrier, sync_threads},
     bulk::TensorMap,
     global::Global,
     mbarrier::fence_mbarrier_initialisation,
@@ -36,6 +36,9 @@ use room::Room;
 /// where head dims are 256, whose producers have more panels: 128 times the first and 256 times the second are at most
 /// 384 times this.
 const REGISTERS: u32 = 168;
+
+/// The named barrier at which all of the block are done with their items; each consumer has one of its own.
+const DONE: u32 = 3;
 
 /// The kernel. `HEAD_DIM` is that of queries and keys. `COLUMNS` is an eighth of a tile's keys, `DEPTH` half of that,
 /// `STEPS` is `HEAD_DIM / 16`, `VALUE_STEPS` is `VALUE_DIM / 16`, and `TILES` twice that: parameters only because array
@@ -83,6 +86,8 @@ pub unsafe fn prefill<
             if thread::warp_idx() < 2 * Room::<HEAD_DIM, VALUE_DIM>::PANEL_WARPS {
                 produce::produce(&p, maps, room, thread::warp_idx());
             }
+            // A consumer that came late might still wait for the registers that this takes back.
+            sync_named_barrier(DONE, PREFILL_THREADS);
             raise_register_limit::<REGISTERS>();
         } else {
             if HEAD_DIM == 256 {
@@ -92,8 +97,8 @@ pub unsafe fn prefill<
             }
             consume::consume::<E, V, HEAD_DIM, VALUE_DIM, COLUMNS, DEPTH, STEPS, VALUE_STEPS, TILES>(&p, variant, room);
             lower_register_limit::<REGISTERS>();
+            sync_named_barrier(DONE, PREFILL_THREADS);
         }
-        sync_threads();
         if room.split().load() != 0 {
             arrive::<E, V, VALUE_DIM>(&p, Queue::read(&p).all, PREFILL_THREADS, room.free_bytes());
         }
