@@ -369,9 +369,10 @@ impl Attention {
             let (what, limit_field, got) = ("rows of keys", "max_kv_tokens", table.kv_rows());
             return Err(PlanError::OverLimit { what, limit_field, got, limit }.into());
         }
+        // A graph's kernel and path do not depend on the batch.
         let lengths = match self.prefill {
-            Some(_) => BatchLengths::new(table, queries, group),
-            None => BatchLengths::default(),
+            Some(_) if !self.graphs => BatchLengths::new(table, queries, group),
+            _ => BatchLengths::default(),
         };
         let many = self.prefill.as_ref().is_some_and(|prefill| match self.graphs {
             true => prefill.are_many_within(&limits, group),

@@ -99,7 +99,7 @@ impl Plan {
     /// Why the plan is as it is.
     pub fn explain(&self) -> Explain {
         let key_bytes = self.config.kv_heads as u64 * self.config.key_and_value_bytes();
-        let state_columns = self.target.state_columns.max(self.config.value_head_dim) as u64;
+        let state_columns = self.target.state_columns_of(&self.config) as u64;
         let keys: u64 = self.items().iter().map(keys).sum();
         Explain {
             tile_rows: [ATTEND_TILE_ROWS, self.target.tall_rows],
