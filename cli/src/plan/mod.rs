@@ -8,7 +8,7 @@ mod kv_lens;
 
 use crate::arguments::{self, AttentionArguments};
 use crate::serve::{ServeError, Tables};
-use crate::trace::{self, TraceError};
+use crate::trace::{self, TraceFileError};
 use draw::{Block, Caption, thousands};
 use kernels_gpu::abi::plan::WorkItem;
 use kernels_gpu::abi::tile::{AttendTile, Family};
@@ -60,13 +60,8 @@ pub struct Arguments {
 #[non_exhaustive]
 pub enum PlanCommandError {
     /// The trace was not read.
-    #[error("trace {}: {source}", path.display())]
-    Trace {
-        /// The file.
-        path: PathBuf,
-        /// Where and why.
-        source: TraceError,
-    },
+    #[error(transparent)]
+    Trace(#[from] TraceFileError),
     /// The trace's requests cannot run together.
     #[error(transparent)]
     Serve(#[from] ServeError),
@@ -124,8 +119,7 @@ impl Batch {
         // Before the page size divides anything.
         arguments.attention.config().validate().map_err(PlanError::from)?;
         if let Some(path) = &arguments.trace {
-            let requests =
-                trace::read(path).map_err(|source| PlanCommandError::Trace { path: path.clone(), source })?;
+            let requests = trace::read(path)?;
             let first = &requests[..requests.len().min(arguments.batch as usize)];
             let Tables { kv_lens, page_begin, page_ids } = Tables::in_flight(first, first.len(), page_size_tokens)?;
             let shared_tokens =

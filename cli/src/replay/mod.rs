@@ -12,7 +12,7 @@ mod values;
 use crate::arguments::{self, AttentionArguments, DeviceChoice};
 use crate::engine::{Engine, EngineError, EngineOptions};
 use crate::serve::{self, Running, ServeError, ServeLimits, Serving};
-use crate::trace::{self, Request, TraceError};
+use crate::trace::{self, Request, TraceFileError};
 use check::{Checker, Sampled};
 use indicatif::{ProgressBar, ProgressStyle};
 use oxattn::{DType, NotShared, SplitMode};
@@ -66,13 +66,8 @@ pub struct Arguments {
 #[non_exhaustive]
 pub enum ReplayError {
     /// The trace was not read.
-    #[error("trace {}: {source}", path.display())]
-    Trace {
-        /// The file.
-        path: PathBuf,
-        /// Where and why.
-        source: TraceError,
-    },
+    #[error(transparent)]
+    Trace(#[from] TraceFileError),
     /// The trace cannot be served.
     #[error(transparent)]
     Serve(#[from] ServeError),
@@ -106,8 +101,7 @@ pub enum ReplayError {
 
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Result<(), ReplayError> {
-    let path = &arguments.trace;
-    let requests = trace::read(path).map_err(|source| ReplayError::Trace { path: path.clone(), source })?;
+    let requests = trace::read(&arguments.trace)?;
     let report = replay(&requests, arguments)?;
     if arguments.json {
         let text = serde_json::to_string_pretty(&report).map_err(std::io::Error::from)?;

@@ -16,7 +16,7 @@ mod mooncake;
 mod sharegpt;
 mod table;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The longest prompt or output a trace may name: eight times the longest context window in public use (2 Mi tokens),
@@ -160,9 +160,21 @@ pub enum ValueReason {
     },
 }
 
+/// Why a trace's file was not read.
+#[derive(Debug, thiserror::Error)]
+#[error("trace {}: {source}", path.display())]
+#[non_exhaustive]
+pub struct TraceFileError {
+    /// The file.
+    pub path: PathBuf,
+    /// Where and why.
+    pub source: TraceError,
+}
+
 /// Reads the trace at `path`.
-pub fn read(path: &Path) -> Result<Vec<Request>, TraceError> {
-    parse(&std::fs::read(path)?)
+pub fn read(path: &Path) -> Result<Vec<Request>, TraceFileError> {
+    let read = || parse(&std::fs::read(path)?);
+    read().map_err(|source| TraceFileError { path: path.to_path_buf(), source })
 }
 
 /// Reads a trace from the bytes of its file.

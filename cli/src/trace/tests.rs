@@ -154,7 +154,7 @@ fn a_long_first_line_is_cut_in_the_message() {
 #[test]
 fn a_missing_file_is_refused() {
     let error = read(Path::new("no/such/trace.csv")).unwrap_err();
-    assert!(error.to_string().starts_with("the file cannot be read: "), "{error}");
+    assert!(error.to_string().starts_with("trace no/such/trace.csv: the file cannot be read: "), "{error}");
 }
 
 #[test]
