@@ -144,7 +144,7 @@ mod device {
 
     /// A variant and what the config asks for beside it, in an attend or a prefill kernel.
     #[derive(Clone, Copy)]
-    struct Configured<V, const PREFILL: bool> {
+    struct Configured<V> {
         variant: V,
         scale_log2: f32,
         window: Window,
@@ -157,12 +157,10 @@ mod device {
         position: i32,
     }
 
-    impl<V: Variant, const PREFILL: bool> Variant for Configured<V, PREFILL> {
+    impl<V: Variant> Variant for Configured<V> {
         type Parameters = (ConfigParameters, V::Parameters);
         type Row = Row<V::Row>;
         const IS_LIGHT: bool = V::IS_LIGHT;
-        // With it, a variant of one number a row fits the prefill kernels of all head dims, else that of 64 alone.
-        const HIDES_BY_COLUMNS: bool = PREFILL;
         const TRANSFORMS: bool = V::TRANSFORMS;
 
         #[inline(always)]
@@ -263,10 +261,7 @@ mod device {
     ) {
         // SAFETY: the caller's contract is this function's own.
         unsafe {
-            crate::attend::attend::<E, Configured<V, false>, HEAD_DIM, HOPPER, QUERY_STEPS, OUTPUT_STEPS>(
-                p,
-                (config, own),
-            )
+            crate::attend::attend::<E, Configured<V>, HEAD_DIM, HOPPER, QUERY_STEPS, OUTPUT_STEPS>(p, (config, own))
         }
     }
 
@@ -294,17 +289,11 @@ mod device {
         let maps = simt::global::Global::new(maps);
         // SAFETY: the caller's contract is this function's own.
         unsafe {
-            crate::attend::prefill::prefill::<
-                E,
-                Configured<V, true>,
-                HEAD_DIM,
-                HEAD_DIM,
-                COLUMNS,
-                DEPTH,
-                STEPS,
-                STEPS,
-                TILES,
-            >(p, (config, own), maps)
+            crate::attend::prefill::prefill::<E, Configured<V>, HEAD_DIM, HEAD_DIM, COLUMNS, DEPTH, STEPS, STEPS, TILES>(
+                p,
+                (config, own),
+                maps,
+            )
         }
     }
 }

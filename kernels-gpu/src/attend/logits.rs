@@ -4,7 +4,6 @@ use simt::registers::anew;
 use super::tall::look_at;
 use super::work::{Cursor, Work};
 use crate::abi::parameters::AttendParameters;
-use crate::tile::unroll;
 use crate::variant::Variant;
 
 /// A few keys of an item, as a lane meets them.
@@ -32,56 +31,20 @@ impl<V: Variant> Keys<'_, V> {
     /// The kernel's contract.
     #[inline(always)]
     pub unsafe fn to_logits<const COLUMNS: usize>(self, block_row: u32, scores: &mut [[f32; 4]; COLUMNS]) {
+        // Past the item's rows a mask's elements would be read in vain: verified tokens are half of a warpgroup's rows.
+        let has_rows = V::IS_LIGHT || block_row < self.item_rows;
+        if !has_rows || self.variant.factor().is_some() && !self.may_hide {
+            return;
+        }
         // What follows from the row is worked out anew: only few steps hide keys, and a heavy variant's rows take more
         // registers than there are.
         let row = anew(block_row + self.lane / 4);
-        let key_of = |n: usize, i: usize| self.key + 2 * (self.lane % 4) + 8 * n as u32 + i as u32 % 2;
         // SAFETY: rows of the batch, by the kernel's contract.
         unsafe {
             let work = Work::read_for_rows(self.p, self.at, self.item_rows, self.kv_end);
             let rows = [look_at(self.p, &self.variant, &work, row), look_at(self.p, &self.variant, &work, row + 8)];
-            if V::IS_LIGHT {
-                if self.variant.factor().is_none() {
-                    unroll::<COLUMNS>(|n| {
-                        unroll::<4>(|i| scores[n][i] = self.variant.logit(rows[i / 2], scores[n][i], key_of(n, i)));
-                    });
-                }
-                if self.may_hide {
-                    let limits = work.limits(self.p, row);
-                    unroll::<COLUMNS>(|n| {
-                        unroll::<4>(|i| {
-                            let key = key_of(n, i);
-                            if key as i32 >= limits[i / 2] || self.variant.hides(rows[i / 2], key) {
-                                scores[n][i] = f32::NEG_INFINITY;
-                            }
-                        });
-                    });
-                }
-            } else if V::HIDES_BY_COLUMNS {
-                let limits = if self.may_hide { work.limits(self.p, row) } else { [i32::MAX; 2] };
-                unroll::<COLUMNS>(|n| {
-                    unroll::<4>(|i| scores[n][i] = self.variant.logit(rows[i / 2], scores[n][i], key_of(n, i)));
-                    if self.may_hide {
-                        unroll::<4>(|i| {
-                            let key = key_of(n, i);
-                            if key as i32 >= limits[i / 2] || self.variant.hides(rows[i / 2], key) {
-                                scores[n][i] = f32::NEG_INFINITY;
-                            }
-                        });
-                    }
-                });
-            } else {
-                // It branches for each score anyway, and in two passes it takes more registers than there are.
-                let limits = if self.may_hide { work.limits(self.p, row) } else { [i32::MAX; 2] };
-                unroll::<COLUMNS>(|n| {
-                    unroll::<4>(|i| {
-                        let (row, key) = (rows[i / 2], key_of(n, i));
-                        let logit = self.variant.logit(row, scores[n][i], key);
-                        let hides = self.may_hide && (key as i32 >= limits[i / 2] || self.variant.hides(row, key));
-                        scores[n][i] = if hides { f32::NEG_INFINITY } else { logit };
-                    });
-                });
-            }
+            let limits = if self.may_hide { Some(work.limits(self.p, row)) } else { None };
+            self.variant.tile_logits(rows, self.key + 2 * (self.lane % 4), limits, scores);
         }
     }
 }

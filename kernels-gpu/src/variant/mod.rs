@@ -23,7 +23,7 @@ pub use standard::{Standard, StandardParameters};
 pub(crate) use window::Window;
 
 #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
-use crate::tile::Rows;
+use crate::tile::{Rows, unroll};
 #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
 use simt::tensor::Element;
 
@@ -83,17 +83,11 @@ pub trait Variant: Copy {
     /// while a tile's weights are worked out, and a warp takes twice as many rows of a tall item.
     const IS_LIGHT: bool = false;
 
-    /// Whether, unless the variant is light, one branch skips hiding for 8 keys of a row at a time. Arithmetic that does
-    /// not branch is otherwise laid out for all of a tile's scores at once, in more registers than there are.
-    #[doc(hidden)]
-    const HIDES_BY_COLUMNS: bool = false;
-
     /// Whether the kernels take rows narrower than their head dim, which costs a comparison a copy.
     #[doc(hidden)]
     const PADS: bool = true;
 
-    /// Whether queries and keys are changed after they arrive in shared memory and before they are multiplied. The
-    /// prefill kernels, whose threads do not see keys on their way, do not compile with it.
+    /// Whether queries and keys are changed after they arrive in shared memory and before they are multiplied.
     const TRANSFORMS: bool = false;
 
     /// Reads the parameters once.
@@ -105,8 +99,9 @@ pub trait Variant: Copy {
     /// What the parameters point at is live and has an entry for the row.
     unsafe fn row(&self, at: impl FnOnce() -> RowAt) -> Self::Row;
 
-    /// Changes the first `rows` rows of an item's tile of queries, in place; `at` says where a row is. All `threads` of the
-    /// block call together, with [`TRANSFORMS`](Self::TRANSFORMS) alone; rows past these are zeros.
+    /// Changes the first `rows` rows of an item's tile of queries, in place; `at` says where a row is. So many `threads` call
+    /// together, with [`TRANSFORMS`](Self::TRANSFORMS) alone: all of a block, or a warpgroup, and the index in the block
+    /// modulo `threads` is a thread's among them. Rows past these are zeros.
     ///
     /// # Safety
     /// The tile's bytes are there, and nobody else uses them before the next barrier; and as [`row`](Self::row).
@@ -159,6 +154,50 @@ pub trait Variant: Copy {
         false
     }
 
+    /// What [`logit`](Self::logit), unless there is a [`factor`](Self::factor), and [`hides`](Self::hides) make of a lane's
+    /// scores of two rows in a tall item's tile: `scores[n][i]` is `rows[i / 2]`'s, and of key `first_key + 8 n + i % 2`.
+    /// `limits` are one past the last keys of the two rows, where a row might not see one.
+    ///
+    /// # Safety
+    /// As [`row`](Self::row); all 32 lanes of the warp call together.
+    #[doc(hidden)]
+    #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    unsafe fn tile_logits<const COLUMNS: usize>(
+        &self,
+        rows: [Self::Row; 2],
+        first_key: u32,
+        limits: Option<[i32; 2]>,
+        scores: &mut [[f32; 4]; COLUMNS],
+    ) {
+        let has_factor = self.factor().is_some();
+        let logit = |score: f32, n: usize, i: usize| {
+            if has_factor { score } else { self.logit(rows[i / 2], score, key_of(first_key, n, i)) }
+        };
+        let hides = |limits: [i32; 2], n: usize, i: usize| {
+            let key = key_of(first_key, n, i);
+            // SAFETY: the caller's contract.
+            key as i32 >= limits[i / 2] || unsafe { self.hides(rows[i / 2], key) }
+        };
+        if Self::IS_LIGHT {
+            unroll::<COLUMNS>(|n| unroll::<4>(|i| scores[n][i] = logit(scores[n][i], n, i)));
+            if let Some(limits) = limits {
+                unroll::<COLUMNS>(|n| {
+                    unroll::<4>(|i| scores[n][i] = if hides(limits, n, i) { f32::NEG_INFINITY } else { scores[n][i] });
+                });
+            }
+        } else {
+            // In two passes a heavy variant takes more registers than there are.
+            unroll::<COLUMNS>(|n| {
+                unroll::<4>(|i| scores[n][i] = logit(scores[n][i], n, i));
+                if let Some(limits) = limits {
+                    unroll::<4>(|i| scores[n][i] = if hides(limits, n, i) { f32::NEG_INFINITY } else { scores[n][i] });
+                }
+            });
+        }
+    }
+
     /// Maximum and sum that the row's softmax starts with in a piece of its keys; `(-inf, 0)` for nothing.
     ///
     /// # Safety
@@ -180,4 +219,11 @@ pub trait Variant: Copy {
     fn weight(&self, logit: f32) -> f32 {
         logit
     }
+}
+
+/// The key of element `[n][i]` of a lane's scores, whose first is `first_key`.
+#[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
+#[inline(always)]
+fn key_of(first_key: u32, n: usize, i: usize) -> u32 {
+    first_key + 8 * n as u32 + i as u32 % 2
 }

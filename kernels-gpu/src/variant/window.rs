@@ -14,6 +14,12 @@ impl Window {
         last - begin as i32 > self.left || end as i32 - 1 - first > self.right
     }
 
+    /// The first key that the row at `position` sees, and one past its last.
+    #[inline(always)]
+    pub fn keys(self, position: i32) -> [i32; 2] {
+        [position.saturating_sub(self.left), position.saturating_add(self.right).saturating_add(1)]
+    }
+
     /// Whether the row at `position` does not see `key`.
     #[inline(always)]
     pub fn hides(self, position: i32, key: u32) -> bool {

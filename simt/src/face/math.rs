@@ -30,11 +30,13 @@ pub fn tanh(x: f32) -> f32 {
     let mut series = multiply_add(square, 0.017_235_477, -0.053_042_205);
     series = multiply_add(square, series, 0.133_258_22);
     series = multiply_add(square, series, -0.333_331_4);
-    if square < 0.25 {
-        multiply_add(x * square, series, x)
-    } else {
-        multiply_add(-2.0, reciprocal(1.0 + exp2(x * (2.0 * core::f32::consts::LOG2_E))), 1.0)
-    }
+    if square < 0.25 { multiply_add(x * square, series, x) } else { tanh_far_from_zero(x) }
+}
+
+/// [`tanh`], to 2e-7 and not to a part of its value.
+#[inline(always)]
+pub fn tanh_far_from_zero(x: f32) -> f32 {
+    multiply_add(-2.0, reciprocal(1.0 + exp2(x * (2.0 * core::f32::consts::LOG2_E))), 1.0)
 }
 
 /// Cosine and sine of `turn / 2^32` turns, to 2e-7. The hardware's `sin.approx` takes radians, and is
