@@ -238,7 +238,7 @@ impl Attention {
             prefill,
             kernel: graphs.then_some((Kernel::Attend, Choice::Graphs)),
             custom,
-            turns: config.rope.map(|rope| device.upload(&rope.turns())).transpose()?,
+            turns: config.rope.map(|rope| device.upload(&rope.turns_and_steps())).transpose()?,
             graphs,
             epoch: 0,
             planned: None,
@@ -638,7 +638,7 @@ mod gpu {
         attend: (Function, bool),
         /// The same of the prefill kernel.
         prefill: Option<(Function, bool)>,
-        /// Whether the attend kernel is one that changes queries and keys.
+        /// Whether the kernels are ones that change queries and keys.
         changes_rows: bool,
         /// For attentions whose plans may share prefixes.
         fold: Option<Function>,
@@ -719,6 +719,8 @@ mod gpu {
                 } else if *is_plain {
                     let plain = StandardParameters { scale_log2: variant.modified.scale };
                     cuda.launch_three(kernel, stream, blocks, (parameters, &plain, maps))
+                } else if self.changes_rows {
+                    cuda.launch_three(kernel, stream, blocks, (parameters, variant, maps))
                 } else {
                     cuda.launch_three(kernel, stream, blocks, (parameters, &variant.modified, maps))
                 }

@@ -379,6 +379,7 @@ impl AttentionConfig {
         let PrefillTile { query_dim, value_dim, .. } = tile;
         let is_exact = [self.head_dim, self.value_head_dim] == [query_dim, value_dim];
         let variant = self.variant_symbol(match self.is_plain() {
+            _ if self.changes_rows() => "rotary_",
             true if is_exact => "",
             true => "padded_",
             false => "modified_",

@@ -195,6 +195,22 @@ impl RopeConfig {
         let frequency = |pair: u32| scaling.apply(theta.powf(-2.0 * pair as f64 / self.rotary_dim as f64));
         (0..self.rotary_dim / 2).map(|pair| to_turns(frequency(pair))).collect()
     }
+
+    /// [`turns`](Self::turns), and behind them what attention goes from row to row by: f32 cosines and sines, in the lower
+    /// and upper half, of each pair's angle at position 4, then at 8 and at 16.
+    pub fn turns_and_steps(&self) -> Vec<u64> {
+        let mut table = self.turns();
+        let pairs = table.len();
+        for positions in [4, 8, 16] {
+            for pair in 0..pairs {
+                // Overflow is whole turns; what is left of the angle is from -1/2 to 1/2 of a turn.
+                let turn = table[pair].wrapping_mul(positions) as i64 as f64 / (1u128 << 64) as f64;
+                let [cosine, sine] = [f64::cos, f64::sin].map(|of| of(turn * std::f64::consts::TAU) as f32);
+                table.push(cosine.to_bits() as u64 | (sine.to_bits() as u64) << 32);
+            }
+        }
+        table
+    }
 }
 
 impl RopeScaling {
@@ -292,6 +308,20 @@ mod tests {
             let error = to_turns(radians).wrapping_sub(wanted) as i64;
             assert!(error.abs() <= 1, "{radians}: {error}");
         }
+    }
+
+    /// A quarter of a turn at position 1 is a whole one at 4; one radian is four there.
+    #[test]
+    fn steps_are_angles_at_positions_4_8_and_16() {
+        let config = RopeConfig::new(16).with_theta(1e4);
+        let table = config.turns_and_steps();
+        assert_eq!((table.len(), &table[..8]), (32, &config.turns()[..]));
+        let halves = |word: u64| [f32::from_bits(word as u32), f32::from_bits((word >> 32) as u32)];
+        for (step, wanted) in [(8, [-0.653_643_6, -0.756_802_5]), (16, [-0.145_500_03, 0.989_358_25])] {
+            assert_eq!(halves(table[step]), wanted);
+        }
+        // The last pair turns by 10^(-3.5) radians a position.
+        assert_eq!(halves(table[31]), [0.999_987_2, 0.005_059_623]);
     }
 
     const ONE_RADIAN: u64 = 0x28be_60db_9391_054a;

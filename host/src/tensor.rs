@@ -104,7 +104,8 @@ pub enum ArgumentError {
     #[error(
         "no prefill kernel for head_dim {head_dim}, value_head_dim {value_head_dim} and page_size_tokens \
          {page_size_tokens} here; it needs a Hopper GPU, head dims up to 256, pages of a multiple of 8 tokens, \
-         SplitMode::Balanced or Unsplit, no rope and no norms, and of a custom variant a kernel in its bundle"
+         SplitMode::Balanced or Unsplit, with rope or norms head dim 64, 128 or 256, and of a custom variant a kernel in \
+         its bundle"
     )]
     NoPrefillKernel {
         /// The attention's.

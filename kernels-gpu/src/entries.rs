@@ -50,6 +50,14 @@ macro_rules! for_each_kernel {
                 prefill_f16_d192_v128 prefill_padded_f16_d192_v128 prefill_modified_f16_d192_v128: F16, 192, 128, 16, 8, 12, 8, 16;
                 prefill_f16_d256 prefill_padded_f16_d256 prefill_modified_f16_d256: F16, 256, 256, 8, 4, 16, 16, 32;
             }
+            prefill_rotary {
+                prefill_rotary_bf16_d64: Bf16, 64, 16, 8, 4, 8;
+                prefill_rotary_bf16_d128: Bf16, 128, 16, 8, 8, 16;
+                prefill_rotary_bf16_d256: Bf16, 256, 8, 4, 16, 32;
+                prefill_rotary_f16_d64: F16, 64, 16, 8, 4, 8;
+                prefill_rotary_f16_d128: F16, 128, 16, 8, 8, 16;
+                prefill_rotary_f16_d256: F16, 256, 8, 4, 16, 32;
+            }
             fold {
                 fold_bf16: Bf16;
                 fold_f16: F16;
@@ -106,6 +114,10 @@ mod device {
                 $($prefill:ident $prefill_padded:ident $prefill_modified:ident: $prefilled:ty, $wide:literal,
                     $value:literal, $columns:literal, $depth:literal, $steps:literal, $value_steps:literal,
                     $tiles:literal;)*
+            }
+            prefill_rotary {
+                $($prefill_rotary:ident: $prefill_turned:ty, $turned_dim:literal, $turned_columns:literal,
+                    $turned_depth:literal, $turned_steps:literal, $turned_tiles:literal;)*
             }
             fold { $($fold:ident: $folded:ty;)* }
             merge_states { $($states:ident: $values:ty;)* }
@@ -177,6 +189,24 @@ mod device {
                         prefill::<$prefilled, Modified, $wide, $value, $columns, $depth, $steps, $value_steps, $tiles>(
                             p, variant, maps,
                         )
+                    }
+                }
+            )*
+            $(
+                #[cfg(target_feature = "sm_90a")]
+                #[unsafe(no_mangle)]
+                unsafe extern "ptx-kernel" fn $prefill_rotary(
+                    p: AttendParameters,
+                    variant: RotaryParameters,
+                    _: CacheMaps,
+                ) {
+                    let maps = Global::new(crate::third_parameter!(stringify!($prefill_rotary)));
+                    // SAFETY: the launcher passes what the body's contract asks for.
+                    unsafe {
+                        prefill::<
+                            $prefill_turned, Rotary, $turned_dim, $turned_dim, $turned_columns, $turned_depth,
+                            $turned_steps, $turned_steps, $turned_tiles,
+                        >(p, variant, maps)
                     }
                 }
             )*
@@ -323,6 +353,10 @@ mod host {
                     $value:literal, $columns:literal, $depth:literal, $steps:literal, $value_steps:literal,
                     $tiles:literal;)*
             }
+            prefill_rotary {
+                $($prefill_rotary:ident: $prefill_turned:ty, $turned_dim:literal, $turned_columns:literal,
+                    $turned_depth:literal, $turned_steps:literal, $turned_tiles:literal;)*
+            }
             fold { $($fold:ident: $folded:ty;)* }
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
@@ -337,6 +371,7 @@ mod host {
                 $(KernelEntry { symbol: stringify!($prefill), launch: |f| prefill_bounds([$wide, $value], f), hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($prefill_padded), launch: |f| prefill_bounds([$wide, $value], f), hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($prefill_modified), launch: |f| prefill_bounds([$wide, $value], f), hot: true, needed: true },)*
+                $(KernelEntry { symbol: stringify!($prefill_rotary), launch: |f| prefill_bounds([$turned_dim; 2], f), hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($fold), launch: fold_bounds, hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($states), launch: merge_bounds, hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($append), launch: append_bounds, hot: true, needed: true },)*
@@ -380,6 +415,8 @@ mod emulated {
         Prefill(AttendParameters, StandardParameters, u64),
         /// For `prefill_modified_*`.
         PrefillModified(AttendParameters, ModifiedParameters, u64),
+        /// For `prefill_rotary_*`.
+        PrefillRotary(AttendParameters, RotaryParameters, u64),
         /// For `fold_*`.
         Fold(FoldParameters),
         /// For `merge_states_*`.
@@ -458,6 +495,10 @@ mod emulated {
                     $value:literal, $columns:literal, $depth:literal, $steps:literal, $value_steps:literal,
                     $tiles:literal;)*
             }
+            prefill_rotary {
+                $($prefill_rotary:ident: $prefill_turned:ty, $turned_dim:literal, $turned_columns:literal,
+                    $turned_depth:literal, $turned_steps:literal, $turned_tiles:literal;)*
+            }
             fold { $($fold:ident: $folded:ty;)* }
             merge_states { $($states:ident: $values:ty;)* }
             append { $($append:ident: $source:ty, $cache:ty;)* }
@@ -511,6 +552,14 @@ mod emulated {
                             (stringify!($prefill_modified), Parameters::PrefillModified(p, v, maps), Family::Sm90a) => {
                                 prefill_alone::<
                                     $prefilled, Modified, $wide, $value, $columns, $depth, $steps, $value_steps, $tiles,
+                                >(p, v, maps)
+                            }
+                        )*
+                        $(
+                            (stringify!($prefill_rotary), Parameters::PrefillRotary(p, v, maps), Family::Sm90a) => {
+                                prefill_alone::<
+                                    $prefill_turned, Rotary, $turned_dim, $turned_dim, $turned_columns, $turned_depth,
+                                    $turned_steps, $turned_steps, $turned_tiles,
                                 >(p, v, maps)
                             }
                         )*

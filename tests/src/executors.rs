@@ -297,6 +297,8 @@ impl Executor for PrefillEmulator {
             let (plain, padded) =
                 (StandardParameters { scale_log2: variant.modified.scale }, ["padded_", ""][is_exact as usize]);
             (format!("prefill_{padded}{dtype}_{dims}"), Parameters::Prefill(attend, plain, address))
+        } else if launch.changes_rows {
+            (format!("prefill_rotary_{dtype}_{dims}"), Parameters::PrefillRotary(attend, variant, address))
         } else {
             (format!("prefill_modified_{dtype}_{dims}"), Parameters::PrefillModified(attend, variant.modified, address))
         };

@@ -199,7 +199,7 @@ impl Fixture {
 
         let (mask, mask_requests) = mask_of(case);
         let Modifiers { sinks, slopes, temperatures, query_norm, key_norm, positions, .. } = &case.modifiers;
-        let turns = config.rope.map_or(Vec::new(), |rope| rope.turns());
+        let turns = config.rope.map_or(Vec::new(), |rope| rope.turns_and_steps());
         Fixture {
             case: case.clone(),
             numbers: [sinks, slopes, temperatures, query_norm, key_norm].map(|numbers| Buffer::of(numbers)),

@@ -4,10 +4,11 @@
 use crate::cases::{Case, Pages, Unused, cases, padded_head_dims, split_cases};
 use crate::layout::LAYOUTS;
 use crate::prefixes::prefix_cases;
+use crate::rotary::{rotary_cases, rotary_prefix_cases};
 use kernels_gpu::abi::plan::RAGGED_PAGE_TOKENS;
-use kernels_gpu::abi::tile::{PREFILL_HEAD_DIMS, PREFILL_ROWS, PrefillTile};
-use oxattn::MaskForm;
+use kernels_gpu::abi::tile::{PREFILL_HEAD_DIMS, PREFILL_ROTARY_HEAD_DIMS, PREFILL_ROWS, PrefillTile};
 use oxattn::config::AttentionConfig;
+use oxattn::{MaskForm, RopeConfig};
 
 /// Page sizes of every box: 8 tokens to a whole tile, of pages that are powers of two and not.
 pub const PAGE_SIZES: [u32; 8] = [8, 16, 24, 48, 64, 128, 256, 1000];
@@ -57,6 +58,7 @@ pub fn prefill_cases() -> Vec<Case> {
             (case.config.head_dim, case.config.value_head_dim) = (head_dim, head_dim);
         }
     }
+    table.extend(rotary_cases());
     table.retain(Case::has_prefill_dims);
     table.extend(
         padded_head_dims().into_iter().filter(|case| case.prefill_tile().is_some() && !case.has_prefill_dims()),
@@ -70,6 +72,7 @@ pub fn prefill_cases() -> Vec<Case> {
     rows(&mut table);
     rows_without_keys(&mut table);
     pieces(&mut table);
+    changed_rows(&mut table);
     debug_assert!(table.iter().all(Case::suits_prefill));
     table
 }
@@ -77,6 +80,7 @@ pub fn prefill_cases() -> Vec<Case> {
 /// The table of shared prefixes, as far as there are kernels for it.
 pub fn prefill_prefix_cases() -> Vec<Case> {
     let mut table = prefix_cases();
+    table.extend(rotary_prefix_cases());
     table.retain(Case::suits_prefill);
     table
 }
@@ -153,4 +157,26 @@ fn pieces(cases: &mut Vec<Case>) {
     }
     let sigmoid = Case::new("", (2, 1), 64, 16, &[40, 20], &[1300, 300]);
     cases.push(sigmoid.changed("pieces of a sigmoid", |config| config.with_sigmoid(-2.0)));
+}
+
+/// Queries and keys that the kernel normalises and rotates: tiles that both warpgroups change and that one does, items that
+/// only one has rows of beside items of both, keys that end in each half of a tile.
+fn changed_rows(cases: &mut Vec<Case>) {
+    for (index, head_dim) in PREFILL_ROTARY_HEAD_DIMS.into_iter().enumerate() {
+        let config = |config: AttentionConfig| {
+            let rope = RopeConfig::new(config.head_dim);
+            config.with_query_norm(1e-6).with_key_norm(1e-5).with_rope(if index == 1 {
+                rope.interleaved()
+            } else {
+                rope
+            })
+        };
+        let page = [16, 48, 8][index];
+        let mixed = Case::new("", (3, 1), head_dim, page, &[90, 1, 30, 0, 22], &[300, 200, 31, 7, 97]);
+        let mixed = if index == 0 { mixed.f16() } else { mixed };
+        cases
+            .push(mixed.layout(LAYOUTS[index]).changed(format!("norms and rope of both, head dim {head_dim}"), config));
+        let long = Case::new("", (2, 1), head_dim, page, &[70], &[1190]);
+        cases.push(long.changed(format!("pieces with norms and rope, head dim {head_dim}"), config));
+    }
 }

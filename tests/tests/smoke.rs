@@ -3,8 +3,8 @@
 //!
 //! Where there is no GPU, the tests say so and pass.
 
-use kernels_gpu::abi::tile::{ATTEND_HEAD_DIMS, Family, PREFILL_HEAD_DIMS};
-use oxattn::{Attention, Device, Kernel, SplitMode, Stream};
+use kernels_gpu::abi::tile::{ATTEND_HEAD_DIMS, Family, PREFILL_HEAD_DIMS, PREFILL_ROTARY_HEAD_DIMS};
+use oxattn::{Attention, Device, Kernel, RopeConfig, SplitMode, Stream};
 use oxattn_tests::cases::{Case, paged};
 use oxattn_tests::fixture::{Fixture, Lse};
 use oxattn_tests::layout::Layout;
@@ -83,8 +83,13 @@ fn tall_items_modified() {
 }
 
 #[test]
+fn prompts_of_head_dim_64() {
+    check(&batch("prompts", [64; 2], 70), Kernel::Prefill, SplitMode::Balanced);
+}
+
+#[test]
 fn prompts() {
-    for head_dims in PREFILL_HEAD_DIMS {
+    for head_dims in PREFILL_HEAD_DIMS.into_iter().filter(|&dims| dims != [64; 2]) {
         check(&batch("prompts", head_dims, 70), Kernel::Prefill, SplitMode::Balanced);
     }
 }
@@ -93,6 +98,17 @@ fn prompts() {
 fn prompts_modified() {
     for head_dims in PREFILL_HEAD_DIMS {
         check(&modified(batch("prompts", head_dims, 70)), Kernel::Prefill, SplitMode::Balanced);
+    }
+}
+
+#[test]
+fn prompts_rotary() {
+    for head_dim in PREFILL_ROTARY_HEAD_DIMS {
+        let case = batch("prompts", [head_dim; 2], 70)
+            .changed(format!("prompts rotated, head dim {head_dim}"), |config| {
+                config.with_rope(RopeConfig::new(config.head_dim)).with_key_norm(1e-6)
+            });
+        check(&case, Kernel::Prefill, SplitMode::Balanced);
     }
 }
 

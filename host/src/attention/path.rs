@@ -9,7 +9,7 @@ use std::fmt;
 
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::plan::RAGGED_PAGE_TOKENS;
-use kernels_gpu::abi::tile::{PREFILL_ROWS, PrefillTile, Teams};
+use kernels_gpu::abi::tile::{PREFILL_ROTARY_HEAD_DIMS, PREFILL_ROWS, PrefillTile, Teams};
 
 use crate::Error;
 use crate::config::{AttentionConfig, ConfigError};
@@ -25,8 +25,8 @@ pub enum Kernel {
     /// For all batches, on every device.
     Attend,
     /// For batches with prompts, on Hopper: head dims up to 256, page sizes that are multiples of 8 tokens, and split modes
-    /// whose results may depend on the batch; not with RoPE or norms inside attention; with a custom variant, where its
-    /// bundle has one. Rows are padded to head dims of 64, 128, 256, or 192 with values of 128; so padded, prompts of head
+    /// whose results may depend on the batch; with RoPE or norms inside attention of head dims 64, 128 and 256; with a custom
+    /// variant, where its bundle has one. Rows are padded to head dims of 64, 128, 256, or 192 with values of 128; so padded, prompts of head
     /// dim 96 took an H200 0.54 to 0.59 of the attend kernel's time.
     Prefill,
 }
@@ -170,7 +170,7 @@ impl Prefill {
         limits: Limits,
     ) -> Result<Option<Prefill>, Error> {
         let is_free = matches!(mode, SplitMode::Balanced | SplitMode::Unsplit);
-        if config.changes_rows() {
+        if config.changes_rows() && !PREFILL_ROTARY_HEAD_DIMS.contains(&config.head_dim) {
             return Ok(None);
         }
         let Some(tile) = PrefillTile::fitting(config.head_dim, config.value_head_dim) else { return Ok(None) };

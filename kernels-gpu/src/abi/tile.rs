@@ -170,6 +170,9 @@ pub const PREFILL_LEAST_BOX_TOKENS: u32 = 8;
 /// Head dims the prefill kernel is built for: of queries and keys, and of values.
 pub const PREFILL_HEAD_DIMS: [[u32; 2]; 4] = [[64, 64], [128, 128], [192, 128], [256, 256]];
 
+/// Head dims of the prefill kernels that normalise and rotate queries and keys.
+pub const PREFILL_ROTARY_HEAD_DIMS: [u32; 3] = [64, 128, 256];
+
 /// How the prefill kernel works for one pair of head dims; it is built for Hopper alone. One block fills a
 /// multiprocessor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -36,6 +36,27 @@ pub trait Rows: Copy {
     fn row_bytes(self) -> u32;
 }
 
+/// The rows of a tile from `first` on.
+#[derive(Clone, Copy)]
+pub struct RowsFrom<T: Rows> {
+    /// The tile.
+    pub tile: T,
+    /// Its row that is row 0 here.
+    pub first: u32,
+}
+
+impl<T: Rows> Rows for RowsFrom<T> {
+    #[inline(always)]
+    fn chunk(self, row: u32, chunk: u32) -> Shared<u8> {
+        self.tile.chunk(self.first + row, chunk)
+    }
+
+    #[inline(always)]
+    fn row_bytes(self) -> u32 {
+        self.tile.row_bytes()
+    }
+}
+
 /// A tile of 16-bit rows in shared memory, laid out so that `ldmatrix` (eight rows, 16 bytes of each) touches
 /// every bank once.
 ///

@@ -19,7 +19,8 @@ use super::ModifiedParameters;
 pub struct RotaryParameters {
     /// The stock changes.
     pub modified: ModifiedParameters,
-    /// `[rotary_dim / 2]` u64 angle of each pair at position 1, in 2^-64 of a turn; 0 for no rotation.
+    /// `[rotary_dim / 2]` u64 angle of each pair at position 1, in 2^-64 of a turn, then `[3, rotary_dim / 2, 2]` f32
+    /// cosines and sines of each pair's at positions 4, 8 and 16; 0 for no rotation.
     pub turns: u64,
     /// `[query tokens]` i32 positions of query tokens, counted from their request's first key; 0 for their places.
     pub positions: u64,
@@ -44,7 +45,7 @@ pub use device::Rotary;
 
 #[cfg(any(target_arch = "nvptx64", feature = "emulator"))]
 mod device {
-    use simt::{global::Global, math, registers::anew, tensor::Element, thread, warp};
+    use simt::{global::Global, math, registers::anew, shared::Shared, tensor::Element, thread, warp};
 
     use super::RotaryParameters;
     use crate::rope::cos_sin_of_turns;
@@ -84,7 +85,7 @@ mod device {
         ) {
             let units = HEAD_DIM / 8;
             let lanes = units.next_power_of_two();
-            let thread = anew(thread::thread_idx_x());
+            let thread = anew(thread::thread_idx_x()) % threads;
             let (first_row, unit) = (thread / lanes, thread % lanes);
             let p = &self.p;
             let is_rotated = p.turns != 0 && unit < p.rotary_dim / 8;
@@ -104,45 +105,72 @@ mod device {
             let has_room = HEAD_DIM != 128 || cfg!(any(target_feature = "sm_90a", not(target_arch = "nvptx64")));
             let is_consecutive = is_consecutive && has_room;
             if is_consecutive && is_rotated {
-                (angles, step) = (exact(position(first_row).0), exact(threads / lanes));
+                // Of 4 rows, then of 8 and 16.
+                let pairs = p.rotary_dim / 2;
+                let place = pairs + (threads / lanes).ilog2().saturating_sub(2) * pairs + 4 * unit;
+                let steps = Global::<u64>::new(p.turns).add(place as u64).cast::<[f32; 4]>();
+                // SAFETY: what follows the angles, by the trait's contract.
+                let [[a, b, c, d], [e, f, g, h]] = unsafe { [steps.load_constant(), steps.add(1).load_constant()] };
+                (angles, step) = (exact(position(first_row).0), [(a, b), (c, d), (e, f), (g, h)]);
+            }
+            if norm.weights == 0 {
+                let mut angles_of = |row: u32| {
+                    if is_consecutive {
+                        let now = angles;
+                        angles = turned_by(now, step);
+                        return (now, 1.0);
+                    }
+                    let (position, sign) = position(row);
+                    (exact(position), sign)
+                };
+                let columns = Columns { tile, first, second };
+                // SAFETY: the caller's contract.
+                unsafe {
+                    let rows = [first_row, rows, threads / lanes];
+                    match (is_apart, has_room) {
+                        _ if !is_rotated => {}
+                        (true, true) => columns.turn::<E, true, 2>(rows, &mut angles_of),
+                        (true, false) => columns.turn::<E, true, 1>(rows, &mut angles_of),
+                        (false, true) => columns.turn::<E, false, 2>(rows, &mut angles_of),
+                        (false, false) => columns.turn::<E, false, 1>(rows, &mut angles_of),
+                    }
+                }
+                return;
             }
             let mut begin = 0;
             // The same number of rounds for all lanes of a warp.
             while begin < rows {
                 let row = begin + first_row;
-                let is_here = unit < units && row < rows && (is_rotated || norm.weights != 0);
-                let at = |column: u32| tile.chunk(row, column / 8).add_bytes(column % 8 * 2).cast::<[u32; 2]>();
+                let is_here = unit < units && row < rows;
+                let columns = Columns { tile, first, second };
                 let (mut low, mut high) = ([0.0; 4], [0.0; 4]);
                 // SAFETY: the caller's contract; the warp's lanes are together.
                 unsafe {
                     if is_here {
-                        low = unpack::<E>(at(first).load());
-                        high = unpack::<E>(at(second).load());
+                        (low, high) = columns.load::<E>(row);
                     }
-                    if norm.weights != 0 {
-                        let mut squares = 0.0;
+                    let mut squares = 0.0;
+                    unroll::<4>(|i| {
+                        squares = math::multiply_add(low[i], low[i], squares);
+                        squares = math::multiply_add(high[i], high[i], squares);
+                    });
+                    let mut apart = 1;
+                    while apart < lanes {
+                        squares += warp::shuffle_xor_f32(squares, apart);
+                        apart *= 2;
+                    }
+                    let mean = math::multiply_add(squares, 1.0 / HEAD_DIM as f32, norm.epsilon);
+                    let scale = math::exp2(-0.5 * math::log2(mean));
+                    if is_here {
+                        let weights = |column: u32| {
+                            let weights = Global::<f32>::new(norm.weights).add(column as u64);
+                            weights.cast::<[u32; 4]>().load_constant().map(f32::from_bits)
+                        };
+                        let [of_low, of_high] = [weights(first), weights(second)];
                         unroll::<4>(|i| {
-                            squares = math::multiply_add(low[i], low[i], squares);
-                            squares = math::multiply_add(high[i], high[i], squares);
+                            low[i] *= scale * of_low[i];
+                            high[i] *= scale * of_high[i];
                         });
-                        let mut apart = 1;
-                        while apart < lanes {
-                            squares += warp::shuffle_xor_f32(squares, apart);
-                            apart *= 2;
-                        }
-                        let mean = math::multiply_add(squares, 1.0 / HEAD_DIM as f32, norm.epsilon);
-                        let scale = math::exp2(-0.5 * math::log2(mean));
-                        if is_here {
-                            let weights = |column: u32| {
-                                let weights = Global::<f32>::new(norm.weights).add(column as u64);
-                                weights.cast::<[u32; 4]>().load_constant().map(f32::from_bits)
-                            };
-                            let [of_low, of_high] = [weights(first), weights(second)];
-                            unroll::<4>(|i| {
-                                low[i] *= scale * of_low[i];
-                                high[i] *= scale * of_high[i];
-                            });
-                        }
                     }
                     if is_here {
                         if is_rotated {
@@ -154,32 +182,115 @@ mod device {
                             if !is_apart {
                                 (low, high) = to_pairs(low, high);
                             }
-                            unroll::<4>(|i| {
-                                let (cosine, sine) = angles[i];
-                                let (x, y, sine) = (low[i], high[i], sine * sign);
-                                low[i] = math::multiply_add(x, cosine, -(y * sine));
-                                high[i] = math::multiply_add(y, cosine, x * sine);
-                            });
+                            (low, high) = turn(low, high, angles, sign);
                             if !is_apart {
                                 (low, high) = from_pairs(low, high);
                             }
                         }
-                        at(first).store(pack::<E>(low));
-                        at(second).store(pack::<E>(high));
+                        columns.store::<E>(row, low, high);
                     }
                 }
                 if is_consecutive {
-                    unroll::<4>(|i| {
-                        let ((cosine, sine), (of_cosine, of_sine)) = (angles[i], step[i]);
-                        angles[i] = (
-                            math::multiply_add(cosine, of_cosine, -(sine * of_sine)),
-                            math::multiply_add(cosine, of_sine, sine * of_cosine),
-                        );
-                    });
+                    angles = turned_by(angles, step);
                 }
                 begin += threads / lanes;
             }
         }
+    }
+
+    /// A lane's columns of a row: four from `first` on and four from `second`.
+    #[derive(Clone, Copy)]
+    struct Columns<T> {
+        tile: T,
+        first: u32,
+        second: u32,
+    }
+
+    impl<T: Rows> Columns<T> {
+        /// Turns the pairs of row `first_row` and each `apart`-th after it, up to `rows`. A pair is two columns in the same
+        /// place of either four, or two neighbours; the loads of `TOGETHER` rows are under way at once. `angles_of` gives the angles of a row and their sign, row by row.
+        #[inline(always)]
+        #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+        unsafe fn turn<E: Element, const IS_APART: bool, const TOGETHER: usize>(
+            self,
+            [first_row, rows, apart]: [u32; 3],
+            angles_of: &mut impl FnMut(u32) -> ([(f32, f32); 4], f32),
+        ) {
+            let mut row = first_row;
+            while row < rows {
+                let mut loaded = [([0.0; 4], [0.0; 4]); TOGETHER];
+                let row_of = |i: usize| row + i as u32 * apart;
+                unroll::<TOGETHER>(|i| {
+                    if row_of(i) < rows {
+                        // SAFETY: the caller's contract.
+                        loaded[i] = unsafe { self.load::<E>(row_of(i)) };
+                    }
+                });
+                unroll::<TOGETHER>(|i| {
+                    if row_of(i) < rows {
+                        let (mut low, mut high) = loaded[i];
+                        let (angles, sign) = angles_of(row_of(i));
+                        if !IS_APART {
+                            (low, high) = to_pairs(low, high);
+                        }
+                        (low, high) = turn(low, high, angles, sign);
+                        if !IS_APART {
+                            (low, high) = from_pairs(low, high);
+                        }
+                        // SAFETY: the caller's contract.
+                        unsafe { self.store::<E>(row_of(i), low, high) };
+                    }
+                });
+                row += TOGETHER as u32 * apart;
+            }
+        }
+
+        #[inline(always)]
+        fn at(self, row: u32, column: u32) -> Shared<[u32; 2]> {
+            self.tile.chunk(row, column / 8).add_bytes(column % 8 * 2).cast()
+        }
+
+        #[inline(always)]
+        #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+        unsafe fn load<E: Element>(self, row: u32) -> ([f32; 4], [f32; 4]) {
+            // SAFETY: the caller's contract.
+            unsafe { (unpack::<E>(self.at(row, self.first).load()), unpack::<E>(self.at(row, self.second).load())) }
+        }
+
+        #[inline(always)]
+        #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+        unsafe fn store<E: Element>(self, row: u32, low: [f32; 4], high: [f32; 4]) {
+            // SAFETY: the caller's contract.
+            unsafe {
+                self.at(row, self.first).store(pack::<E>(low));
+                self.at(row, self.second).store(pack::<E>(high));
+            }
+        }
+    }
+
+    /// Turns four pairs by their angles' cosines and sines, or back where `sign` is -1.
+    #[inline(always)]
+    fn turn(mut low: [f32; 4], mut high: [f32; 4], angles: [(f32, f32); 4], sign: f32) -> ([f32; 4], [f32; 4]) {
+        unroll::<4>(|i| {
+            let (cosine, sine) = angles[i];
+            let (x, y, sine) = (low[i], high[i], sine * sign);
+            low[i] = math::multiply_add(x, cosine, -(y * sine));
+            high[i] = math::multiply_add(y, cosine, x * sine);
+        });
+        (low, high)
+    }
+
+    /// Cosines and sines of sums of angles.
+    #[inline(always)]
+    fn turned_by(mut angles: [(f32, f32); 4], step: [(f32, f32); 4]) -> [(f32, f32); 4] {
+        unroll::<4>(|i| {
+            let ((cosine, sine), (of_cosine, of_sine)) = (angles[i], step[i]);
+            angles[i] = (
+                math::multiply_add(cosine, of_cosine, -(sine * of_sine)),
+                math::multiply_add(cosine, of_sine, sine * of_cosine),
+            );
+        });
+        angles
     }
 
     #[inline(always)]
@@ -268,6 +379,24 @@ mod device {
         #[inline(always)]
         fn logit(&self, row: Self::Row, score: f32, key: u32) -> f32 {
             self.modified.logit(row, score, key)
+        }
+
+        #[inline(always)]
+        fn factor(&self) -> Option<f32> {
+            self.modified.factor()
+        }
+
+        #[inline(always)]
+        #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+        unsafe fn tile_logits<const COLUMNS: usize>(
+            &self,
+            rows: [Self::Row; 2],
+            first_key: u32,
+            limits: Option<[i32; 2]>,
+            scores: &mut [[f32; 4]; COLUMNS],
+        ) {
+            // SAFETY: the caller's contract is this function's own.
+            unsafe { self.modified.tile_logits(rows, first_key, limits, scores) }
         }
 
         #[inline(always)]

@@ -4,6 +4,9 @@
 //! warpgroup's softmax, during which the tensor cores are the other warpgroup's. So it goes from an item's last tile to
 //! the next one's first, but with heavy variants. Where an item has no rows for the warpgroup, its tiles only pass by, and
 //! the other one has the tensor cores to itself: with requests of few rows memory sets the pace then, not arithmetic.
+//!
+//! A variant that changes keys has each consumer change half of a tile, while the weights of the tile before meet their
+//! values; both then wait for each other, and only then multiply.
 use simt::{
     asynchronous::{commit_async_copies, copy_async_16, fence_proxy_async, wait_async_copies},
     block::sync_named_barrier,
@@ -23,7 +26,7 @@ use crate::attend::tall;
 use crate::attend::work::{Cursor, Work};
 use crate::attend::{Queue, operand, shrink};
 use crate::softmax::OnlineSoftmax;
-use crate::tile::{Rows, unroll};
+use crate::tile::{Rows, RowsFrom, unroll};
 use crate::variant::{Piece, Variant};
 
 /// Rows of a warpgroup: the height of a `wgmma`.
@@ -36,6 +39,8 @@ const MOST_PIECES: usize = 16;
 
 /// The first of the named barriers in which a warpgroup waits for itself alone.
 const ALONE: u32 = 1;
+/// The one in which both wait for each other's half of changed keys; between lies [`super::DONE`].
+const KEYS: u32 = 4;
 
 /// Walks the block's items.
 ///
@@ -84,8 +89,8 @@ pub(super) unsafe fn consume<
                 start_queries::<V, HEAD_DIM, VALUE_DIM>(p, at, group, room);
             }
             let mut item = Item::begin(p, variant, at, group, room);
-            item.wait_for_queries();
-            room.keys_full(turn).wait(room.parity(turn));
+            item.wait_for_queries::<E, HEAD_DIM, VALUE_DIM>(room);
+            item.wait_for_keys::<E, HEAD_DIM, VALUE_DIM>(room, turn);
             start_scores::<E, HEAD_DIM, VALUE_DIM, COLUMNS, STEPS>(room, turn, item.first_row(), &mut scores);
             wait_group::<0, COLUMNS>(&mut scores);
             release(room.keys_empty(turn));
@@ -119,7 +124,7 @@ pub(super) unsafe fn consume<
                     break;
                 }
                 item = Item::begin(p, variant, at, group, room);
-                item.wait_for_queries();
+                item.wait_for_queries::<E, HEAD_DIM, VALUE_DIM>(room);
                 step::<E, V, HEAD_DIM, VALUE_DIM, COLUMNS, DEPTH, STEPS, TILES>(
                     room,
                     turn,
@@ -196,7 +201,7 @@ unsafe fn pass<const HEAD_DIM: u32, const VALUE_DIM: u32>(
 }
 
 /// The scores of a tile become weights, while the weights of the tile before meet their values; returns what the sums
-/// before shrink by.
+/// before shrink by. Where keys are changed, or registers are few, the values' product ends first.
 #[inline(always)]
 unsafe fn step<
     E: Element,
@@ -216,8 +221,24 @@ unsafe fn step<
     outputs: &mut [[f32; 4]; TILES],
 ) -> [f32; 2] {
     let next = turn + 1;
+    // Those of the weights before.
+    let needs_registers = HEAD_DIM == 256 && !V::IS_LIGHT;
     // SAFETY: the kernel's contract.
     unsafe {
+        if V::TRANSFORMS || needs_registers {
+            room.values_full(turn).wait(room.parity(turn));
+            start_outputs::<E, HEAD_DIM, VALUE_DIM, DEPTH, TILES>(room, turn, weights, outputs);
+            if needs_registers {
+                wait_group::<0, TILES>(outputs);
+            }
+            item.wait_for_keys::<E, HEAD_DIM, VALUE_DIM>(room, next);
+            start_scores::<E, HEAD_DIM, VALUE_DIM, COLUMNS, STEPS>(room, next, item.first_row(), scores);
+            wait_group::<0, COLUMNS>(scores);
+            wait_group::<0, TILES>(outputs);
+            release(room.values_empty(turn));
+            release(room.keys_empty(next));
+            return item.weigh(scores);
+        }
         room.keys_full(next).wait(room.parity(next));
         start_scores::<E, HEAD_DIM, VALUE_DIM, COLUMNS, STEPS>(room, next, item.first_row(), scores);
         room.values_full(turn).wait(room.parity(turn));
@@ -305,14 +326,58 @@ impl<'a, V: Variant> Item<'a, V> {
         ROWS * self.group
     }
 
-    /// Waits for the item's query rows.
+    /// Waits for the item's query rows, and changes them if the variant does.
     #[inline(always)]
-    unsafe fn wait_for_queries(&self) {
-        // SAFETY: the warpgroup comes here as a whole.
+    unsafe fn wait_for_queries<E: Element, const HEAD_DIM: u32, const VALUE_DIM: u32>(
+        &self,
+        room: Room<HEAD_DIM, VALUE_DIM>,
+    ) {
+        // SAFETY: the warpgroup comes here as a whole; its rows are its own.
         unsafe {
             wait_async_copies::<0>();
+            if V::TRANSFORMS {
+                sync_named_barrier(ALONE + self.group, THREADS);
+                let first = self.first_row();
+                let tile = RowsFrom { tile: room.queries(), first };
+                let rows = (self.item_rows - first).min(ROWS);
+                let work = Work::read_again(self.p, self.at);
+                let at = |row: u32| work.query_at(self.p, first + row);
+                self.variant.transform_queries::<E, HEAD_DIM>(tile, rows, THREADS, at);
+            }
             fence_proxy_async();
             sync_named_barrier(ALONE + self.group, THREADS);
+        }
+    }
+
+    /// Waits for the keys of the tile at `token`, which is tile `turn`, and changes them if the variant does: each
+    /// warpgroup half of them, or the one that has rows all.
+    #[inline(always)]
+    unsafe fn wait_for_keys<E: Element, const HEAD_DIM: u32, const VALUE_DIM: u32>(
+        &self,
+        room: Room<HEAD_DIM, VALUE_DIM>,
+        turn: u32,
+    ) {
+        let tile_tokens = Room::<HEAD_DIM, VALUE_DIM>::TILE.tile_tokens;
+        // SAFETY: the warpgroup comes here as a whole, both where both have rows; nobody reads the keys before.
+        unsafe {
+            room.keys_full(turn).wait(room.parity(turn));
+            if V::TRANSFORMS {
+                let is_alone = self.item_rows <= ROWS;
+                let rows = if is_alone { tile_tokens } else { tile_tokens / 2 };
+                let first = if is_alone { 0 } else { rows * self.group };
+                let begin = self.token + first;
+                let end = (begin + rows).min(self.kv_end);
+                if begin < end {
+                    let tile = RowsFrom { tile: room.keys(turn), first };
+                    self.variant.transform_keys::<E, HEAD_DIM>(tile, [begin, end], THREADS);
+                }
+                fence_proxy_async();
+                if is_alone {
+                    sync_named_barrier(ALONE + self.group, THREADS);
+                } else {
+                    sync_named_barrier(KEYS, 2 * THREADS);
+                }
+            }
         }
     }
 
