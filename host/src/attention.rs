@@ -279,7 +279,7 @@ impl Attention {
     /// Refuses query lengths for another number of requests.
     pub fn suitable_kernel(&mut self, table: &PageTable<'_>, queries: QueryLengths<'_>) -> Result<Kernel, Error> {
         queries.check_requests(table.requests()).map_err(PlanError::from)?;
-        let lengths = BatchLengths::new(table, queries, self.config.group());
+        let lengths = BatchLengths::new(table, queries, &self.config);
         Ok(self.suitable(table, queries, &lengths).0)
     }
 
@@ -371,7 +371,7 @@ impl Attention {
         }
         // A graph's kernel and path do not depend on the batch.
         let lengths = match self.prefill {
-            Some(_) if !self.graphs => BatchLengths::new(table, queries, group),
+            Some(_) if !self.graphs => BatchLengths::new(table, queries, &self.config),
             _ => BatchLengths::default(),
         };
         let many = self.prefill.as_ref().is_some_and(|prefill| match self.graphs {

@@ -310,7 +310,7 @@ mod tests {
         }
     }
 
-    /// A quarter of a turn at position 1 is a whole one at 4; one radian is four there.
+    /// The first pair turns by a radian a position, the last by 10^(-3.5).
     #[test]
     fn steps_are_angles_at_positions_4_8_and_16() {
         let config = RopeConfig::new(16).with_theta(1e4);
@@ -320,8 +320,7 @@ mod tests {
         for (step, wanted) in [(8, [-0.653_643_6, -0.756_802_5]), (16, [-0.145_500_03, 0.989_358_25])] {
             assert_eq!(halves(table[step]), wanted);
         }
-        // The last pair turns by 10^(-3.5) radians a position.
-        assert_eq!(halves(table[31]), [0.999_987_2, 0.005_059_623]);
+        assert_eq!(halves(table[31]), [0.999_987_2, 0.005_059_622_7]);
     }
 
     const ONE_RADIAN: u64 = 0x28be_60db_9391_054a;

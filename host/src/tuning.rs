@@ -249,7 +249,7 @@ impl Tuning {
         queries.check_requests(table.requests())?;
         let shape = Shape::new(config);
         file::check_variant(&shape.variant).map_err(|_| TuningError::Variant { name: shape.variant.clone() })?;
-        let bucket = Bucket::new(&BatchLengths::new(table, queries, config.group()));
+        let bucket = Bucket::new(&BatchLengths::new(table, queries, config));
         let times = self.times.entry((shape, bucket)).or_default();
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         times.attend_ns = times.attend_ns.saturating_add(ns(attend));
@@ -269,7 +269,7 @@ impl Tuning {
         queries: QueryLengths<'_>,
     ) -> Result<Option<Times>, TuningError> {
         queries.check_requests(table.requests())?;
-        let bucket = Bucket::new(&BatchLengths::new(table, queries, config.group()));
+        let bucket = Bucket::new(&BatchLengths::new(table, queries, config));
         Ok(self.times.get(&(Shape::new(config), bucket)).copied())
     }
 

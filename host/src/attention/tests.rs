@@ -119,7 +119,7 @@ fn batches_that_share_are_the_prefill_kernel_s() {
     let sharing = config().with_shared_prefixes(1);
     let (mut attention, ..) = attention(&device, sharing, SplitMode::Balanced);
     let (table, queries) = batch(1);
-    let lengths = BatchLengths::new(&table, queries, 4);
+    let lengths = BatchLengths::new(&table, queries, &config());
     let mut shared_tokens = [0u32; 64];
     let mut choice_with = |shared_tokens: &[u32; 64]| {
         let table = table.clone().with_shared_prefixes(shared_tokens).unwrap();

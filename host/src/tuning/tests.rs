@@ -133,7 +133,7 @@ fn batches_alike_are_found_and_others_are_not() {
 fn an_attentions_own_times_are_those_of_the_whole() {
     let tuning = tuning();
     for (config, requests, _) in measurements() {
-        let lengths = with_batch(&requests, |table, queries| BatchLengths::new(table, queries, config.group()));
+        let lengths = with_batch(&requests, |table, queries| BatchLengths::new(table, queries, &config));
         let own = tuning.of(&config).get(Bucket::new(&lengths));
         assert!(own.is_some() && own == times(&tuning, &config, &requests), "{requests:?}");
     }
