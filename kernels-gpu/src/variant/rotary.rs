@@ -71,7 +71,7 @@ mod device {
         /// lanes of a row are neighbours; `position` gives a row's and the sign that it has.
         ///
         /// Where positions are consecutive a lane's first row has exact angles, and the next are one turn further each: at
-        /// most seven products, and so seven roundings, later.
+        /// most fifteen products, and so fifteen roundings, later. From row to row a lane goes 4, 8 or 16 rows.
         #[inline(always)]
         #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
         unsafe fn transform<E: Element, const HEAD_DIM: u32>(

@@ -33,8 +33,8 @@ use crate::{merge::Values, variant::Variant};
 use room::Room;
 
 /// Registers of a thread while all warpgroups are alike. Producers then keep 40 and consumers take 232, or 56 and 224
-/// where head dims are 256, whose producers have more panels, or where consumers have some to spare: 128 times the first and 256 times the second are at most
-/// 384 times this.
+/// where head dims are 256, whose producers have more panels, or where consumers have some to spare: 128 times the first
+/// and 256 times the second are at most 384 times this.
 const REGISTERS: u32 = 168;
 
 /// The named barrier at which all of the block are done with their items; consumers have others.
@@ -69,7 +69,7 @@ pub unsafe fn prefill<
     let variant = V::bind(variant);
     let room = const { Room::<HEAD_DIM, VALUE_DIM>::checked(COLUMNS, DEPTH, STEPS, VALUE_STEPS, TILES) };
     let is_first = thread::thread_idx_x() == 0;
-    let produces_in_many = HEAD_DIM == 256 || HEAD_DIM == 64 && !V::IS_LIGHT;
+    let producers_need_more = HEAD_DIM == 256 || HEAD_DIM == 64 && !V::IS_LIGHT;
     // SAFETY: the caller's contract covers every address formed below.
     unsafe {
         if is_first {
@@ -78,7 +78,7 @@ pub unsafe fn prefill<
         }
         sync_threads();
         if thread::warp_idx() < 4 {
-            if produces_in_many {
+            if producers_need_more {
                 lower_register_limit::<56>();
             } else {
                 lower_register_limit::<40>();
@@ -90,7 +90,7 @@ pub unsafe fn prefill<
             sync_named_barrier(DONE, PREFILL_THREADS);
             raise_register_limit::<REGISTERS>();
         } else {
-            if produces_in_many {
+            if producers_need_more {
                 raise_register_limit::<224>();
             } else {
                 raise_register_limit::<232>();
