@@ -24,10 +24,10 @@ use crate::workspace::WorkspaceLayout;
 pub enum Kernel {
     /// For all batches, on every device.
     Attend,
-    /// For batches with prompts, on Hopper: head dims up to 256, page sizes that are multiples of 8 tokens, and split modes
-    /// whose results may depend on the batch; with RoPE or norms inside attention of head dims 64, 128 and 256; with a custom
-    /// variant, where its bundle has one. Rows are padded to head dims of 64, 128, 256, or 192 with values of 128; so padded, prompts of head
-    /// dim 96 took an H200 0.54 to 0.59 of the attend kernel's time.
+    /// For batches with prompts, on Hopper: head dims up to 256, page sizes that are multiples of 8 tokens, and split
+    /// modes whose results may depend on the batch; with RoPE or norms inside attention of head dims 64, 128 and 256;
+    /// with a custom variant, where its bundle has one. Rows are padded to head dims of 64, 128, 256, or 192 with values
+    /// of 128; so padded, prompts of head dim 96 took an H200 0.54 to 0.59 of the attend kernel's time.
     Prefill,
 }
 
@@ -110,9 +110,9 @@ impl fmt::Display for Explanation {
 /// 69, 64 of 4096 266 and 260, 128 of 4096 514 and 516; but with 20 rows 64 of 4096 255 and 261.
 const PROMPT_ROWS: u32 = 24;
 
-/// The same under a mask, whose bytes arrive while nothing else is under way: one consumer's rows. 64 requests of 4096 keys
-/// with 32 rows took an H200 390 us by the attend kernel and 593 by the prefill kernel; prompts of 8192 rows took 2991 and
-/// 2583.
+/// The same under a mask, whose bytes arrive while nothing else is under way: one consumer's rows. 64 requests of 4096
+/// keys with 32 rows took an H200 390 us by the attend kernel and 593 by the prefill kernel, 8 prompts of 2048 tokens
+/// 1623 and 1450; between 32 rows and these nothing was timed.
 const MASKED_PROMPT_ROWS: u32 = 64;
 
 /// The prefill kernel takes batches of whose work prompts are at least this part. Half of its queues begin with the prompts
