@@ -155,8 +155,10 @@ fn pieces(cases: &mut Vec<Case>) {
         let sinks = long.changed(format!("pieces with sinks, head dim {head_dim}"), AttentionConfig::with_sinks);
         cases.push(sinks.sinks(|head| 3.0 - head as f32));
     }
-    let sigmoid = Case::new("", (2, 1), 64, 16, &[40, 20], &[1300, 300]);
-    cases.push(sigmoid.changed("pieces of a sigmoid", |config| config.with_sigmoid(-2.0)));
+    let two = Case::new("", (2, 1), 64, 16, &[40, 20], &[1300, 300]);
+    cases.push(two.clone().changed("pieces of a sigmoid", |config| config.with_sigmoid(-2.0)));
+    // Far past what the short way to a hyperbolic tangent is good for.
+    cases.push(two.changed("pieces of a soft cap of 5000", |config| config.with_soft_cap(5000.0)));
 }
 
 /// Queries and keys that the kernel normalises and rotates: tiles that both warpgroups change and that one does, items that
