@@ -77,7 +77,7 @@ impl Swizzle {
     }
 
     /// Bits 62 and 63 of a descriptor.
-    const fn layout(self) -> u64 {
+    const fn layout(self) -> u32 {
         match self {
             Swizzle::None => 0,
             Swizzle::Bytes128 => 1,
@@ -100,8 +100,12 @@ impl Swizzle {
 ///
 /// The bits: 0 to 13 address, 16 to 29 leading, 32 to 45 stride, each in units of 16 bytes, 62 and 63 swizzle. The base
 /// offset (49 to 51) stays 0, because a pattern begins at a multiple of its 8 rows.
-#[repr(transparent)]
-pub struct Descriptor<E, M>(u64, PhantomData<(E, M)>);
+pub struct Descriptor<E, M> {
+    /// The bits below 32, all that moves when the operand does.
+    low: u32,
+    high: u32,
+    types: PhantomData<(E, M)>,
+}
 
 impl<E, M> Clone for Descriptor<E, M> {
     #[inline(always)]
@@ -116,9 +120,12 @@ impl<E: Element, M: Major> Descriptor<E, M> {
     #[inline(always)]
     pub fn new(start: Shared<u8>, leading_bytes: u32, stride_bytes: u32, swizzle: Swizzle) -> Self {
         debug_assert!((start.address() | leading_bytes | stride_bytes).is_multiple_of(16), "in units of 16 bytes");
-        let field = |bytes: u32| ((bytes & 0x3_ffff) >> 4) as u64;
-        let bits = field(start.address()) | field(leading_bytes) << 16 | field(stride_bytes) << 32;
-        Descriptor(bits | swizzle.layout() << 62, PhantomData)
+        let field = |bytes: u32| (bytes & 0x3_ffff) >> 4;
+        Descriptor {
+            low: field(start.address()) | field(leading_bytes) << 16,
+            high: field(stride_bytes) | swizzle.layout() << 30,
+            types: PhantomData,
+        }
     }
 
     /// The same operand `bytes` further, a multiple of 16. The swizzle goes by the address, so 16 columns further in a
@@ -126,13 +133,13 @@ impl<E: Element, M: Major> Descriptor<E, M> {
     #[inline(always)]
     pub fn advance_bytes(self, bytes: u32) -> Self {
         debug_assert!(bytes.is_multiple_of(16), "in units of 16 bytes");
-        Descriptor(self.0 + (bytes >> 4) as u64, PhantomData)
+        Descriptor { low: self.low + (bytes >> 4), ..self }
     }
 
     /// The 64 bits the instruction takes.
     #[inline(always)]
     pub fn bits(self) -> u64 {
-        self.0
+        self.low as u64 | (self.high as u64) << 32
     }
 }
 
@@ -163,7 +170,7 @@ pub unsafe fn multiply_shared<E: Element, A: Major, B: Major, const TILES: usize
 ) {
     const { assert!(1 <= TILES && TILES <= 32, "wgmma has 8 to 256 columns") }
     // SAFETY: the caller's contract is this function's own.
-    unsafe { body::wgmma_shared::<E, A, B, TILES>(c, a.0, b.0, accumulate) }
+    unsafe { body::wgmma_shared::<E, A, B, TILES>(c, a.bits(), b.bits(), accumulate) }
 }
 
 /// Starts `c += a * b`, or `c = a * b` unless `accumulate`, with A in registers.
@@ -180,7 +187,7 @@ pub unsafe fn multiply_registers<E: Element, B: Major, const TILES: usize>(
 ) {
     const { assert!(1 <= TILES && TILES <= 32, "wgmma has 8 to 256 columns") }
     // SAFETY: the caller's contract is this function's own.
-    unsafe { body::wgmma_registers::<E, B, TILES>(c, a, b.0, accumulate) }
+    unsafe { body::wgmma_registers::<E, B, TILES>(c, a, b.bits(), accumulate) }
 }
 
 /// Closes this warp's current group of products.
