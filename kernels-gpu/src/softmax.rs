@@ -11,17 +11,54 @@ use crate::tile::unroll;
 /// Running maximum and this lane's part of the running sum, for rows `lane / 4` and `lane / 4 + 8`.
 #[derive(Clone, Copy)]
 pub struct OnlineSoftmax {
-    /// Largest logit so far; the same in the four lanes of a row.
+    /// The largest logit so far, or less by up to the slack; the same in the four lanes of a row.
     pub maximum: [f32; 2],
     /// This lane's part of the sum of weights.
     pub sum: [f32; 2],
+    /// How far above the maxima logits may be that do not raise them: see [`raise_tile`](Self::raise_tile).
+    slack: f32,
+}
+
+/// The most that a row's logits may be above its maximum without raising it: weights are then up to 2^8, and sums of them in
+/// every range.
+const MOST_SLACK: f32 = 8.0;
+/// How far above a whole number a logit relative to the maximum has to be, at least, to be above the slack.
+const JUST_ABOVE: f32 = 0.1875;
+
+/// Whether a row's largest logit, `above` its maximum by so much, has to raise it.
+#[inline(always)]
+fn must_raise(above: f32, slack: f32, keys_before: Option<u32>) -> bool {
+    if keys_before.is_none() {
+        return above > 0.0;
+    }
+    // Adding it rounds what is below 2^22 to a whole number.
+    const ROUNDS: f32 = 12_582_912.0;
+    let centred = above - 0.5 * JUST_ABOVE;
+    let off = centred - ((centred + ROUNDS) - ROUNDS);
+    (above > slack) & ((off.abs() < 0.5 * JUST_ABOVE) | (above > MOST_SLACK))
+}
+
+/// What a tile's logits did to two rows.
+#[derive(Clone, Copy)]
+pub struct Raised {
+    /// What is subtracted from the logits.
+    origin: [f32; 2],
+    /// The factor for what came before.
+    pub shrink: [f32; 2],
+    /// Whether a factor of the warp's rows may be other than one; the same in all lanes.
+    pub any: bool,
+}
+
+impl Raised {
+    /// Nothing.
+    pub const NONE: Raised = Raised { origin: [0.0; 2], shrink: [1.0; 2], any: false };
 }
 
 impl OnlineSoftmax {
     /// No key seen yet.
     #[inline(always)]
     pub fn new() -> Self {
-        OnlineSoftmax { maximum: [f32::NEG_INFINITY; 2], sum: [0.0; 2] }
+        OnlineSoftmax { maximum: [f32::NEG_INFINITY; 2], sum: [0.0; 2], slack: 0.0 }
     }
 
     /// What a finished row's output is multiplied by: 0 for a row that has seen no key.
@@ -64,26 +101,114 @@ impl OnlineSoftmax {
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub unsafe fn update_tile<const N: usize>(&mut self, logits: &mut [[f32; 4]; N], factor: f32) -> [f32; 2] {
-        let mut shrink = [1.0; 2];
+        let mut raised = Raised::NONE;
         unroll::<2>(|half| {
             let mut largest = f32::NEG_INFINITY;
             unroll::<N>(|n| {
                 largest = math::maximum(largest, math::maximum(logits[n][2 * half], logits[n][2 * half + 1]));
             });
             // SAFETY: the caller's contract is this function's own.
-            let (origin, factor_before) = unsafe { self.raise(half, largest, factor) };
-            shrink[half] = factor_before;
-            let mut sum = 0.0;
-            unroll::<N>(|n| {
-                unroll::<2>(|i| {
-                    let weight = math::exp2(math::multiply_add(logits[n][2 * half + i], factor, -origin));
-                    logits[n][2 * half + i] = weight;
-                    sum += weight;
-                });
-            });
-            self.sum[half] = math::multiply_add(self.sum[half], shrink[half], sum);
+            (raised.origin[half], raised.shrink[half]) = unsafe { self.raise(half, largest, factor) };
+            self.weigh_row(half, raised, logits, factor);
         });
-        shrink
+        raised.shrink
+    }
+
+    /// The first half of [`update_tile`](Self::update_tile), for tiles of which few raise a maximum of the warp's 16 rows:
+    /// nothing is passed between lanes then. The second is [`weigh_row`](Self::weigh_row).
+    ///
+    /// Where `keys_before` is given, at least as many as the rows have seen, a maximum may stay below the largest logit. The
+    /// largest weight is then no power of two, and rounding it to bf16 is off by up to 2^-8, which alone is nearly all that
+    /// an output may be off. So a maximum stays where it is in two cases alone:
+    ///
+    /// - The row has seen too much for the weight to matter so. For `n` keys whose weights' sum is `s` the squares' sum is
+    ///   `s^2 / n` at least; a weight up to `s (2 / n)^0.5` has at most 0.82 of the output's norm, wherever values point.
+    /// - The weight is at least 2^0.1875 times a power of two, as those just above one round worst, and at most
+    ///   2^8: then it is off by 0.88 of 2^-8.
+    ///
+    /// # Safety
+    /// All 32 lanes of the warp reach this call together.
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    pub unsafe fn raise_tile<const N: usize>(
+        &mut self,
+        logits: &[[f32; 4]; N],
+        factor: f32,
+        keys_before: Option<u32>,
+    ) -> Raised {
+        // As integers, because Hopper takes the largest of three of those at once. Of numbers not all negative the largest
+        // integer is the largest number; of negative ones it is one of them. Two chains a row, as one waits for itself.
+        let mut chains = [[i32::MIN; 2]; 2];
+        unroll::<N>(|n| {
+            unroll::<2>(|half| {
+                let [a, b] = [2 * half, 2 * half + 1].map(|i| logits[n][i].to_bits() as i32);
+                chains[half][n % 2] = chains[half][n % 2].max(a).max(b);
+            });
+        });
+        let largest = chains.map(|[even, odd]| even.max(odd));
+        let of_integer = |half: usize| f32::from_bits(largest[half] as u32);
+        let mut raised = Raised { origin: self.maximum, shrink: [1.0; 2], any: false };
+        let slack = if keys_before.is_some() { self.slack } else { 0.0 };
+        // Without branches, which would part the rows' chains.
+        let may_raise = |half: usize| {
+            let maximum = self.maximum[half];
+            let above = math::multiply_add(of_integer(half), factor, -maximum);
+            must_raise(above, slack, keys_before) | (largest[half] < 0) & (maximum + slack < 0.0)
+        };
+        // SAFETY: the caller's contract is this function's own.
+        unsafe {
+            if warp::vote_ballot(may_raise(0) | may_raise(1)) != 0 {
+                warp::sync_warp();
+                let mut row = [of_integer(0), of_integer(1)];
+                if warp::vote_ballot((largest[0] < 0) | (largest[1] < 0)) != 0 {
+                    warp::sync_warp();
+                    unroll::<2>(|half| {
+                        let pair = |n: usize| math::maximum(logits[n][2 * half], logits[n][2 * half + 1]);
+                        row[half] = pair(0);
+                        unroll::<N>(|n| row[half] = math::maximum(row[half], pair(n)));
+                    });
+                }
+                unroll::<2>(|half| row[half] = math::maximum(row[half], warp::shuffle_xor_f32(row[half], 1)));
+                unroll::<2>(|half| row[half] = math::maximum(row[half], warp::shuffle_xor_f32(row[half], 2)));
+                let mut slack = 0.0;
+                if let Some(keys) = keys_before {
+                    // One for both rows, as there are no registers for two.
+                    let mut sum = self.sum;
+                    unroll::<2>(|half| sum[half] += warp::shuffle_xor_f32(sum[half], 1));
+                    unroll::<2>(|half| sum[half] += warp::shuffle_xor_f32(sum[half], 2));
+                    let least = math::log2(sum[0].min(sum[1])) - 0.5 * math::log2(keys.max(1) as f32);
+                    slack = math::maximum((least + 0.5).min(MOST_SLACK), 0.0);
+                }
+                let above = |half: usize| math::multiply_add(row[half], factor, -self.maximum[half]);
+                let raises = [0, 1].map(|half| must_raise(above(half), slack, keys_before));
+                self.slack = if raises[0] | raises[1] { 0.0 } else { slack };
+                raised.any = warp::vote_ballot(raises[0] | raises[1]) != 0;
+                unroll::<2>(|half| {
+                    let before = self.maximum[half];
+                    if raises[half] {
+                        self.maximum[half] = row[half] * factor;
+                        raised.shrink[half] = math::exp2(before - self.maximum[half]);
+                    }
+                    let maximum = self.maximum[half];
+                    raised.origin[half] = if maximum == f32::NEG_INFINITY { 0.0 } else { maximum };
+                });
+            }
+        }
+        raised
+    }
+
+    /// Makes weights of the logits of row `half`, and adds them up.
+    #[inline(always)]
+    pub fn weigh_row<const N: usize>(&mut self, half: usize, raised: Raised, logits: &mut [[f32; 4]; N], factor: f32) {
+        let mut sum = 0.0;
+        unroll::<N>(|n| {
+            unroll::<2>(|i| {
+                let weight = math::exp2(math::multiply_add(logits[n][2 * half + i], factor, -raised.origin[half]));
+                logits[n][2 * half + i] = weight;
+                sum += weight;
+            });
+        });
+        self.sum[half] = math::multiply_add(self.sum[half], raised.shrink[half], sum);
     }
 
     /// Takes `factor` times the largest of a lane's numbers into a row's maximum; returns what to subtract from logits, and
