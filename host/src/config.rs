@@ -3,9 +3,7 @@
 //! In: the model's numbers. Out: an [`AttentionConfig`] every later stage can rely on; [`AttentionConfig::validate`]
 //! refuses what no kernel does, naming the field, the value and what is supported.
 
-#[cfg(any(feature = "cuda", feature = "emulator"))]
-use kernels_gpu::abi::tile::PrefillTile;
-use kernels_gpu::abi::tile::{ROTARY_HEAD_DIMS, attend_head_dim};
+use kernels_gpu::abi::tile::{PrefillTile, ROTARY_HEAD_DIMS, attend_head_dim};
 
 use crate::rope_config::{RopeAngles, RopeConfig, RopeError};
 
@@ -353,6 +351,11 @@ impl AttentionConfig {
     /// Head dim of the attend kernel that does it: the least that its rows fit. The config is valid.
     pub fn attend_head_dim(&self) -> u32 {
         attend_head_dim(self.head_dim, self.value_head_dim).unwrap_or(MAX_HEAD_DIM)
+    }
+
+    /// The tile of the prefill kernel whose rows its own fit; `None` where there is no such kernel.
+    pub fn prefill_tile(&self) -> Option<PrefillTile> {
+        PrefillTile::fitting(self.head_dim, self.value_head_dim, self.is_plain())
     }
 
     /// Whether an attend kernel of plain attention does it. They take rows of their own head dim alone; narrower ones are

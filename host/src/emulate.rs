@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kernels_gpu::abi::manifest::{KernelEntry, LaunchBounds};
 use kernels_gpu::abi::parameters::{AttendParameters, ConfigParameters};
-use kernels_gpu::abi::tile::{Family, PrefillTile};
+use kernels_gpu::abi::tile::Family;
 use kernels_gpu::custom::CustomVariant;
 use simt::bulk::TensorMap;
 use simt::emulator::{GlobalMemory, Launch, RawAccess, TensorMapDescription};
@@ -149,7 +149,7 @@ impl Emulation {
         let mut built = built.filter_map(|kernel| Some((kernel.symbol, (kernel.launch)(family)?)));
         match built.clone().find(|(symbol, _)| *symbol == wanted) {
             Some(attend) => {
-                let tile = PrefillTile::fitting(config.head_dim, config.value_head_dim);
+                let tile = config.prefill_tile();
                 let prefill = tile.and_then(|tile| {
                     let wanted = config.prefill_symbol(tile);
                     built.find(|(symbol, _)| *symbol == wanted)

@@ -493,7 +493,7 @@ fn items_of_a_prefill_are_all_tall_and_cost_the_same() {
     let config = AttentionConfig::new(32, 8, 128, 16);
     let requests = [(40, 40), (1, 1000), (5, 300), (2, 0)];
     for all_busy in [false, true] {
-        let target = Target::for_prefill(132, PrefillTile::new(128, 128).unwrap(), all_busy);
+        let target = Target::for_prefill(132, PrefillTile::new(128, 128, true).unwrap(), all_busy);
         assert_eq!((target.tall_rows, target.tile_tokens, target.all_tall), (128, 128, true));
         let mut planner = Planner::new(config, target, SplitMode::Unsplit, tight_limits(&requests)).unwrap();
         let plan = Batch::new(16, &requests).plan(&mut planner, 16);

@@ -516,7 +516,7 @@ fn equal_leading_pages_are_found() {
 fn a_batch_shares_where_it_saves_more_than_it_waits() {
     // 128 keys of each request's own; what an H200 took is beside the constant of the rule.
     let attend = Target::new(264, 64).with_tall_rows(128);
-    let prefill = Target::for_prefill(132, PrefillTile::new(128, 128).unwrap(), false);
+    let prefill = Target::for_prefill(132, PrefillTile::new(128, 128, true).unwrap(), false);
     for (target, requests, prefix, shares) in [
         (attend, 16, 1024, false),
         (attend, 16, 2048, true),

@@ -70,7 +70,7 @@ pub fn bounds(head_dim: u32, family: Family) -> Option<LaunchBounds> {
 #[doc(hidden)]
 #[cfg(not(target_arch = "nvptx64"))]
 pub fn prefill_bounds(head_dim: u32, family: Family) -> Option<LaunchBounds> {
-    crate::entries::prefill_bounds([head_dim, head_dim], family)
+    crate::entries::prefill_bounds([head_dim, head_dim], false, family)
 }
 
 /// Refuses, as a constant that does not compile, head dims of prefill kernels that would never be launched.
@@ -79,7 +79,10 @@ pub const fn check_prefill_head_dims(head_dims: &[u32], prefill_head_dims: &[u32
     let mut i = 0;
     while i < prefill_head_dims.len() {
         let (head_dim, mut at) = (prefill_head_dims[i], 0);
-        assert!(PrefillTile::new(head_dim, head_dim).is_some(), "prefill kernels are for head dims 64, 128 and 256");
+        assert!(
+            PrefillTile::new(head_dim, head_dim, false).is_some(),
+            "prefill kernels are for head dims 64, 128 and 256"
+        );
         while at < head_dims.len() && head_dims[at] != head_dim {
             at += 1;
         }
@@ -136,7 +139,7 @@ mod device {
     /// 8-column steps of a prefill kernel's scores.
     #[doc(hidden)]
     pub const fn prefill_columns(head_dim: u32) -> usize {
-        match PrefillTile::new(head_dim, head_dim) {
+        match PrefillTile::new(head_dim, head_dim, false) {
             Some(tile) => (tile.tile_tokens / 8) as usize,
             None => panic!("no prefill kernel is made for this head dim"),
         }

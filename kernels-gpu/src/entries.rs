@@ -292,7 +292,7 @@ mod host {
         parameters::{CHECK_SHARED_BYTES, CHECK_THREADS},
         tile::{
             APPEND_THREADS, AttendTile, FOLD_BLOCKS_PER_MULTIPROCESSOR, FOLD_SHARED_BYTES, FOLD_THREADS, Family,
-            MERGE_THREADS, PREFILL_THREADS, PrefillTile, ROPE_THREADS, STREAM_THREADS,
+            MERGE_THREADS, PrefillTile, ROPE_THREADS, STREAM_THREADS,
         },
     };
 
@@ -304,11 +304,15 @@ mod host {
         })
     }
 
-    pub(crate) fn prefill_bounds([query_dim, value_dim]: [u32; 2], family: Family) -> Option<LaunchBounds> {
+    pub(crate) fn prefill_bounds(
+        [query_dim, value_dim]: [u32; 2],
+        is_plain: bool,
+        family: Family,
+    ) -> Option<LaunchBounds> {
         match family {
             Family::Sm80 => None,
-            Family::Sm90a => PrefillTile::new(query_dim, value_dim).map(|tile| LaunchBounds {
-                threads: PREFILL_THREADS,
+            Family::Sm90a => PrefillTile::new(query_dim, value_dim, is_plain).map(|tile| LaunchBounds {
+                threads: tile.threads(),
                 blocks_per_multiprocessor: 1,
                 shared_bytes: tile.shared_bytes(),
             }),
@@ -368,10 +372,10 @@ mod host {
                 $(KernelEntry { symbol: stringify!($attend), launch: |f| attend_bounds($dim, f), hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($modified), launch: |f| attend_bounds($dim, f), hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($rotary), launch: |f| attend_bounds($rotary_dim, f), hot: true, needed: true },)*
-                $(KernelEntry { symbol: stringify!($prefill), launch: |f| prefill_bounds([$wide, $value], f), hot: true, needed: true },)*
-                $(KernelEntry { symbol: stringify!($prefill_padded), launch: |f| prefill_bounds([$wide, $value], f), hot: true, needed: true },)*
-                $(KernelEntry { symbol: stringify!($prefill_modified), launch: |f| prefill_bounds([$wide, $value], f), hot: true, needed: true },)*
-                $(KernelEntry { symbol: stringify!($prefill_rotary), launch: |f| prefill_bounds([$turned_dim; 2], f), hot: true, needed: true },)*
+                $(KernelEntry { symbol: stringify!($prefill), launch: |f| prefill_bounds([$wide, $value], true, f), hot: true, needed: true },)*
+                $(KernelEntry { symbol: stringify!($prefill_padded), launch: |f| prefill_bounds([$wide, $value], true, f), hot: true, needed: true },)*
+                $(KernelEntry { symbol: stringify!($prefill_modified), launch: |f| prefill_bounds([$wide, $value], false, f), hot: true, needed: true },)*
+                $(KernelEntry { symbol: stringify!($prefill_rotary), launch: |f| prefill_bounds([$turned_dim; 2], false, f), hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($fold), launch: fold_bounds, hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($states), launch: merge_bounds, hot: true, needed: true },)*
                 $(KernelEntry { symbol: stringify!($append), launch: append_bounds, hot: true, needed: true },)*

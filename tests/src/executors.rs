@@ -280,7 +280,7 @@ impl PrefillEmulator {
 impl Executor for PrefillEmulator {
     fn attention(&self, launch: &AttentionLaunch) {
         let AttentionLaunch { attend, variant, dtype, head_dims: [query_dim, value_dim], pages, .. } = *launch;
-        let tile = PrefillTile::fitting(query_dim, value_dim).expect("head dims of theirs");
+        let tile = PrefillTile::fitting(query_dim, value_dim, launch.is_plain).expect("head dims of theirs");
         let box_tokens = tile.box_tokens(attend.page_size.get()).expect("a page size of theirs");
         let attend = AttendParameters { box_tokens, ..attend };
         let maps = [(attend.k, query_dim), (attend.v, value_dim)]

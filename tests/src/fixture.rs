@@ -15,7 +15,6 @@ use crate::variants::Modifiers;
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::parameters::{AttendParameters, CacheView, RowsView};
 use kernels_gpu::abi::plan::{MaskRequest, RAGGED_PAGE_TOKENS};
-use kernels_gpu::abi::tile::PrefillTile;
 use kernels_gpu::variant::{ModifiedParameters, RotaryParameters};
 use oxattn::config::AttentionConfig;
 use oxattn::oracle::{Norm, Request, Rotation, Rules, State};
@@ -764,7 +763,7 @@ fn head_dims(config: &AttentionConfig) -> [usize; 2] {
 
 /// Columns of a partial state of the kernel whose states have most.
 pub(crate) fn widest_state(config: &AttentionConfig) -> usize {
-    let prefill = PrefillTile::fitting(config.head_dim, config.value_head_dim).map_or(0, |tile| tile.value_dim);
+    let prefill = config.prefill_tile().map_or(0, |tile| tile.value_dim);
     config.attend_head_dim().max(prefill) as usize
 }
 

@@ -6,7 +6,7 @@ use crate::layout::LAYOUTS;
 use crate::prefixes::prefix_cases;
 use crate::rotary::{rotary_cases, rotary_prefix_cases};
 use kernels_gpu::abi::plan::RAGGED_PAGE_TOKENS;
-use kernels_gpu::abi::tile::{PREFILL_HEAD_DIMS, PREFILL_ROTARY_HEAD_DIMS, PREFILL_ROWS, PrefillTile};
+use kernels_gpu::abi::tile::{PREFILL_HEAD_DIMS, PREFILL_ROTARY_HEAD_DIMS, PrefillTile};
 use oxattn::config::AttentionConfig;
 use oxattn::{MaskForm, RopeConfig};
 
@@ -14,10 +14,9 @@ use oxattn::{MaskForm, RopeConfig};
 pub const PAGE_SIZES: [u32; 8] = [8, 16, 24, 48, 64, 128, 256, 1000];
 
 impl Case {
-    /// As [`tile_cost`](Self::tile_cost), of items of [`PREFILL_ROWS`] rows whatever rows there are, and whole tiles of 128
-    /// keys.
+    /// As [`tile_cost`](Self::tile_cost), of items of 128 rows whatever rows there are, and whole tiles of 128 keys.
     pub fn prefill_cost(&self) -> u64 {
-        let items = |query_len: u32| (query_len * self.config.group()).div_ceil(PREFILL_ROWS) as u64;
+        let items = |query_len: u32| (query_len * self.config.group()).div_ceil(128) as u64;
         let lens = self.query_lens.iter().zip(&self.kv_lens);
         let keys: u64 = lens.map(|(&query_len, kv_len)| items(query_len) * kv_len.next_multiple_of(128) as u64).sum();
         8 * keys * self.config.kv_heads as u64 * self.config.head_dim as u64
@@ -25,7 +24,7 @@ impl Case {
 
     /// The tile of the kernel of the case's head dims, if there is one.
     pub fn prefill_tile(&self) -> Option<PrefillTile> {
-        PrefillTile::fitting(self.config.head_dim, self.config.value_head_dim)
+        self.config.prefill_tile()
     }
 
     /// Whether the kernel's head dims are the case's own.
@@ -89,7 +88,7 @@ pub fn prefill_prefix_cases() -> Vec<Case> {
 fn lengths(cases: &mut Vec<Case>) {
     for (index, page) in PAGE_SIZES.into_iter().enumerate() {
         for (turn, dims @ [head_dim, _]) in PREFILL_HEAD_DIMS.into_iter().enumerate() {
-            let tile = PrefillTile::new(head_dim, dims[1]).map_or(0, |tile| tile.tile_tokens);
+            let tile = PrefillTile::new(head_dim, dims[1], true).map_or(0, |tile| tile.tile_tokens);
             let name = format!("keys around pages of {page} and a tile, head dim {head_dim}");
             let kv_lens = match (index + turn) % 3 {
                 0 => [1, page.min(300), page.min(300) + 1, tile - 1],

@@ -1,6 +1,6 @@
 //! A few block-sparse patterns on the kernels, under the emulator: no byte past the keys is there to be read.
 
-use kernels_gpu::abi::tile::{AttendTile, Family, PrefillTile};
+use kernels_gpu::abi::tile::{AttendTile, Family};
 use oxattn::{SplitMode, Target};
 use oxattn_tests::block_sparse::{SparseCase, SparseFixture, sparse_cases};
 use oxattn_tests::executors::{Emulator, PrefillEmulator};
@@ -36,7 +36,7 @@ fn patterns_are_the_oracle_s_answer_by_the_prefill_kernel() {
     for (index, case) in affordable().iter().enumerate() {
         let mut fixture = SparseFixture::new(case);
         let config = *fixture.sparse.config();
-        let Some(tile) = PrefillTile::new(config.head_dim, config.value_head_dim) else { continue };
+        let Some(tile) = config.prefill_tile() else { continue };
         if tile.box_tokens(config.page_size_tokens).is_none() {
             continue;
         }

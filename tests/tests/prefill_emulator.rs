@@ -1,7 +1,7 @@
 //! The prefill kernels under the emulator, on the planner's plans and on ones cut by force. Any race, stray access,
 //! missing wait or missing fence in a kernel fails here, whatever the numbers.
 
-use kernels_gpu::abi::tile::{PREFILL_HEAD_DIMS, PREFILL_ROWS, PREFILL_THREADS, PrefillTile, Teams};
+use kernels_gpu::abi::tile::{PREFILL_HEAD_DIMS, PrefillTile, Teams};
 use oxattn::config::{AttentionConfig, DType};
 use oxattn::{SplitMode, Target};
 use oxattn_tests::cases::{Case, Unused, paged};
@@ -62,7 +62,7 @@ fn prefill_in_pieces() {
     check_all("in pieces", 1, |index, Fixture { case, page_begin, .. }| {
         let teams = Teams::new(case.config.kv_heads, [4, 7, 16][index % 3]);
         let cuts = ([2, 3, 7][index / 3 % 3], tile(case).tile_tokens);
-        forced_split_in_steps(case, page_begin, cuts, teams, PREFILL_ROWS)
+        forced_split_in_steps(case, page_begin, cuts, teams, tile(case).rows())
     });
 }
 
@@ -137,7 +137,7 @@ fn h2_order_and_teams_change_no_bit_of_a_prefill() {
     for pieces in [1, 3] {
         let run = |seed, teams| {
             let mut fixture = Fixture::new(&case);
-            let mut plan = forced_split_in_steps(&case, &fixture.page_begin, (pieces, 128), teams, PREFILL_ROWS);
+            let mut plan = forced_split_in_steps(&case, &fixture.page_begin, (pieces, 128), teams, tile(&case).rows());
             fixture.run(&PrefillEmulator::new(seed), &mut plan, Lse::Two)
         };
         let first = run(0, Teams { teams: 1, blocks: 1, heads_per_block: 2 });
@@ -155,7 +155,8 @@ fn b10_c14_pages_and_unused_slots_change_no_bit_of_a_prefill() {
     let run = |page, layout, unused| {
         let case = Case { query_lens: vec![1, 14, 2], kv_lens: vec![37, 300, 0], unused, ..paged(page, layout) };
         let mut fixture = Fixture::new(&case);
-        let mut plan = forced_split_in_steps(&case, &fixture.page_begin, (2, 128), Teams::new(2, 4), PREFILL_ROWS);
+        let mut plan =
+            forced_split_in_steps(&case, &fixture.page_begin, (2, 128), Teams::new(2, 4), tile(&case).rows());
         let outputs = fixture.run(&PrefillEmulator::new(page as u64), &mut plan, Lse::Two);
         fixture.check(&outputs).unwrap();
         outputs
@@ -173,11 +174,11 @@ fn b10_c14_pages_and_unused_slots_change_no_bit_of_a_prefill() {
 #[test]
 fn a_queue_longer_than_a_prefill_block_is_folded_whole() {
     let config = AttentionConfig::new(16, 1, 64, 16);
-    let case = Case { config, query_lens: vec![45], kv_lens: vec![60], seeds: vec![0], ..paged(16, LAYOUTS[1]) };
+    let case = Case { config, query_lens: vec![90], kv_lens: vec![120], seeds: vec![0], ..paged(16, LAYOUTS[1]) };
     let mut fixture = Fixture::new(&case);
     let teams = Teams { teams: 1, blocks: 1, heads_per_block: 1 };
-    let mut plan = forced_split_in_steps(&case, &fixture.page_begin, (70, 16), teams, PREFILL_ROWS);
-    assert!(plan.header().items > PREFILL_THREADS);
+    let mut plan = forced_split_in_steps(&case, &fixture.page_begin, (70, 16), teams, tile(&case).rows());
+    assert!(plan.header().items > tile(&case).threads());
     let outputs = fixture.run(&PrefillEmulator::new(1), &mut plan, Lse::Two);
     fixture.check(&outputs).unwrap();
 }

@@ -9,7 +9,7 @@ use std::fmt;
 
 use kernels_gpu::abi::divisor::Divisor;
 use kernels_gpu::abi::plan::RAGGED_PAGE_TOKENS;
-use kernels_gpu::abi::tile::{PREFILL_ROTARY_HEAD_DIMS, PREFILL_ROWS, PrefillTile, Teams};
+use kernels_gpu::abi::tile::{PREFILL_ROTARY_HEAD_DIMS, PrefillTile, Teams};
 
 use crate::Error;
 use crate::config::{AttentionConfig, ConfigError};
@@ -161,7 +161,6 @@ impl Path {
 pub(super) struct Prefill {
     /// For batches of few row tiles and of many.
     paths: [Path; 2],
-    #[cfg(feature = "cuda")]
     pub tile: PrefillTile,
     pub box_tokens: u32,
 }
@@ -178,19 +177,14 @@ impl Prefill {
         if config.changes_rows() && !PREFILL_ROTARY_HEAD_DIMS.contains(&config.head_dim) {
             return Ok(None);
         }
-        let Some(tile) = PrefillTile::fitting(config.head_dim, config.value_head_dim) else { return Ok(None) };
+        let Some(tile) = config.prefill_tile() else { return Ok(None) };
         let page_tokens = if config.ragged { RAGGED_PAGE_TOKENS } else { config.page_size_tokens };
         let Some(box_tokens) = tile.box_tokens(page_tokens) else { return Ok(None) };
         if !is_free {
             return Ok(None);
         }
         let path = |all_busy| Path::new(config, Target::for_prefill(multiprocessors, tile, all_busy), mode, limits);
-        Ok(Some(Prefill {
-            paths: [path(false)?, path(true)?],
-            #[cfg(feature = "cuda")]
-            tile,
-            box_tokens,
-        }))
+        Ok(Some(Prefill { paths: [path(false)?, path(true)?], tile, box_tokens }))
     }
 
     pub fn path(&self, many: bool) -> &Path {
@@ -219,7 +213,7 @@ impl Prefill {
 
     /// Whether row tiles are many in a graph: for all batches, so by the limits.
     pub fn are_many_within(&self, limits: &Limits, group: u32) -> bool {
-        self.are_many(limits.max_query_tokens as u64 * group as u64 / PREFILL_ROWS as u64)
+        self.are_many(limits.max_query_tokens as u64 * group as u64 / self.tile.rows() as u64)
     }
 }
 
@@ -241,11 +235,13 @@ impl BatchLengths {
     /// Of as many requests as there are query lengths for.
     pub fn new(table: &PageTable<'_>, queries: QueryLengths<'_>, config: &AttentionConfig) -> BatchLengths {
         let group = config.group();
+        // Of a config without a prefill kernel nobody asks for row tiles.
+        let tile_rows = config.prefill_tile().map_or(u32::MAX, PrefillTile::rows);
         let most_rows = if config.mask.is_some() { MASKED_PROMPT_ROWS } else { PROMPT_ROWS };
         let mut sums = BatchLengths { requests: table.requests() as u64, ..BatchLengths::default() };
         for (request, &kv_len) in table.kv_lens().iter().enumerate() {
             let packed_rows = queries.len_of(request).saturating_mul(group);
-            let row_tiles = packed_rows.div_ceil(PREFILL_ROWS) as u64;
+            let row_tiles = packed_rows.div_ceil(tile_rows) as u64;
             let work = kv_len as u64 * row_tiles;
             sums.rows += packed_rows as u64;
             sums.keys += kv_len as u64;

@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use kernels_gpu::abi::manifest::LaunchBounds;
 use kernels_gpu::abi::parameters::{AttendParameters, CacheMaps, ConfigParameters, StreamParameters};
-use kernels_gpu::abi::tile::{AttendTile, Family, PREFILL_THREADS, PrefillTile, STREAM_GROUP_PIECES};
+use kernels_gpu::abi::tile::{AttendTile, Family, STREAM_GROUP_PIECES};
 
 use crate::custom::{CustomParameters, CustomVariantError};
 use crate::driver::{self, Context, DeviceProperties, DriverError, Function, Owner, Stream};
@@ -365,12 +365,12 @@ fn custom_variant(
         shared_bytes,
     };
     check_bounds(&symbol, kernel.launch, bounds(tile.threads(), tile.blocks_per_multiprocessor, tile.shared_bytes()))?;
-    let prefill = PrefillTile::fitting(config.head_dim, config.value_head_dim).and_then(|tile| {
+    let prefill = config.prefill_tile().and_then(|tile| {
         let symbol = config.prefill_symbol(tile);
         Some((tile, bundle.kernel(&symbol, family)?, symbol))
     });
     if let Some((tile, kernel, symbol)) = &prefill {
-        check_bounds(symbol, kernel.launch, bounds(PREFILL_THREADS, 1, tile.shared_bytes()))?;
+        check_bounds(symbol, kernel.launch, bounds(tile.threads(), 1, tile.shared_bytes()))?;
     }
     Ok(CustomKernels { parameters_bytes: record.parameters_bytes, has_prefill: prefill.is_some() })
 }
@@ -392,6 +392,7 @@ fn check_bounds(symbol: &str, found: LaunchBounds, wanted: LaunchBounds) -> Resu
 #[cfg(test)]
 mod tests {
     use kernels_gpu::abi::manifest::{Header, Image, KernelRecord, LaunchBounds, Manifest, VariantRecord};
+    use kernels_gpu::abi::tile::PrefillTile;
 
     use super::*;
 
@@ -446,8 +447,9 @@ mod tests {
     /// `near` with a prefill kernel for head dim 64 beside its attend kernels.
     fn bundle_with_prefill(change: impl FnOnce(&mut LaunchBounds)) -> Bundle {
         user_bundle(|manifest| {
-            let shared_bytes = PrefillTile::new(64, 64).unwrap().shared_bytes();
-            let mut launch = LaunchBounds { threads: PREFILL_THREADS, blocks_per_multiprocessor: 1, shared_bytes };
+            let tile = PrefillTile::new(64, 64, false).unwrap();
+            let (threads, shared_bytes) = (tile.threads(), tile.shared_bytes());
+            let mut launch = LaunchBounds { threads, blocks_per_multiprocessor: 1, shared_bytes };
             change(&mut launch);
             let symbol = "prefill_near_bf16_d64".to_owned();
             manifest.kernels.push(KernelRecord { symbol, launch, ..manifest.kernels[1].clone() });

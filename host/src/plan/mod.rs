@@ -27,7 +27,7 @@ mod shared;
 mod spread;
 
 use kernels_gpu::abi::plan::{PLAN_MAGIC, PlanHeader, SharedRow, WorkItem};
-use kernels_gpu::abi::tile::{ATTEND_TILE_ROWS, AttendTile, PREFILL_ROWS, PrefillTile, Teams};
+use kernels_gpu::abi::tile::{ATTEND_TILE_ROWS, AttendTile, PrefillTile, Teams};
 
 pub use cost::{Cost, TILE_COST};
 pub use explain::{Balance, Explain};
@@ -106,7 +106,7 @@ impl Target {
             all_tall: true,
             all_busy,
             state_columns: tile.value_dim,
-            ..Target::new(multiprocessors, tile.tile_tokens).with_tall_rows(PREFILL_ROWS)
+            ..Target::new(multiprocessors, tile.tile_tokens).with_tall_rows(tile.rows())
         }
     }
 

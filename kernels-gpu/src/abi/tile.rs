@@ -158,12 +158,6 @@ impl AttendTile {
     }
 }
 
-/// Packed rows of a prefill kernel's item, at most: 64 for each warpgroup that computes.
-pub const PREFILL_ROWS: u32 = 64 * PREFILL_WARPGROUPS;
-/// Warpgroups of a prefill kernel's block that compute.
-pub const PREFILL_WARPGROUPS: u32 = 2;
-/// Threads of a prefill kernel's block: one warpgroup has keys and values copied.
-pub const PREFILL_THREADS: u32 = 128 * (1 + PREFILL_WARPGROUPS);
 /// Tokens of the smallest box of keys that a prefill kernel has copied at once: the rows of a swizzle's pattern.
 pub const PREFILL_LEAST_BOX_TOKENS: u32 = 8;
 
@@ -185,6 +179,8 @@ pub struct PrefillTile {
     pub tile_tokens: u32,
     /// Tiles in shared memory.
     pub stages: u32,
+    /// Warpgroups of a block that compute.
+    pub warpgroups: u32,
 }
 
 impl PrefillTile {
@@ -193,8 +189,9 @@ impl PrefillTile {
     /// Shared memory in which a warp that computes turns its output rows: 16 of 64 columns.
     pub const TURNED_BYTES: u32 = 2 * 16 * 64;
 
-    /// The tile of a pair of head dims, or `None` where no kernel is built.
-    pub const fn new(query_dim: u32, value_dim: u32) -> Option<PrefillTile> {
+    /// The tile of a pair of head dims, or `None` where no kernel is built; `is_plain` says that no variant takes its
+    /// registers.
+    pub const fn new(query_dim: u32, value_dim: u32, is_plain: bool) -> Option<PrefillTile> {
         // Scores, weights and outputs of a row are 1.5 * tile_tokens + value_dim numbers in four threads, which leaves the
         // least registers at 128. Two stages of 192 and 128 are 160 KiB beside 48 of queries.
         let (tile_tokens, stages) = match (query_dim, value_dim) {
@@ -203,25 +200,37 @@ impl PrefillTile {
             (256, 256) => (64, 2),
             _ => return None,
         };
-        Some(PrefillTile { query_dim, value_dim, tile_tokens, stages })
+        // Rows of 64 leave room for a third warpgroup, which hides the others' softmax: 8192 tokens take 560 us, not 627.
+        let warpgroups = if query_dim == 64 && is_plain { 3 } else { 2 };
+        Some(PrefillTile { query_dim, value_dim, tile_tokens, stages, warpgroups })
     }
 
     /// The first of [`PREFILL_HEAD_DIMS`] that rows of `query_dim` queries and keys and `value_dim` values fit.
-    pub const fn fitting(query_dim: u32, value_dim: u32) -> Option<PrefillTile> {
+    pub const fn fitting(query_dim: u32, value_dim: u32, is_plain: bool) -> Option<PrefillTile> {
         let mut i = 0;
         while i < PREFILL_HEAD_DIMS.len() {
             let [widest_query, widest_value] = PREFILL_HEAD_DIMS[i];
             if query_dim <= widest_query && value_dim <= widest_value {
-                return PrefillTile::new(widest_query, widest_value);
+                return PrefillTile::new(widest_query, widest_value, is_plain);
             }
             i += 1;
         }
         None
     }
 
+    /// Packed rows of an item, at most: 64 for each warpgroup that computes.
+    pub const fn rows(self) -> u32 {
+        64 * self.warpgroups
+    }
+
+    /// Threads of a block: one more warpgroup has keys and values copied.
+    pub const fn threads(self) -> u32 {
+        128 * (1 + self.warpgroups)
+    }
+
     /// Shared memory of an item's query rows.
     pub const fn query_bytes(self) -> u32 {
-        2 * PREFILL_ROWS * self.query_dim
+        2 * self.rows() * self.query_dim
     }
 
     /// Shared memory of a tile's keys.
@@ -236,7 +245,7 @@ impl PrefillTile {
 
     /// Shared memory of a block.
     pub const fn shared_bytes(self) -> u32 {
-        let turned_bytes = 4 * PREFILL_WARPGROUPS * PrefillTile::TURNED_BYTES;
+        let turned_bytes = 4 * self.warpgroups * PrefillTile::TURNED_BYTES;
         PrefillTile::BARRIER_BYTES + self.query_bytes() + self.stages * self.stage_bytes() + turned_bytes
     }
 
@@ -321,7 +330,8 @@ const _: () = {
     let mut i = 0;
     while i < PREFILL_HEAD_DIMS.len() {
         let [query_dim, value_dim] = PREFILL_HEAD_DIMS[i];
-        assert!(PrefillTile::new(query_dim, value_dim).unwrap().shared_bytes() <= 227 * 1024);
+        assert!(PrefillTile::new(query_dim, value_dim, false).unwrap().shared_bytes() <= 227 * 1024);
+        assert!(PrefillTile::new(query_dim, value_dim, true).unwrap().shared_bytes() <= 227 * 1024);
         i += 1;
     }
 };
@@ -337,7 +347,7 @@ mod tests {
         assert_eq!([attend(320, 8), attend(8, 257), attend(512, 512)], [Some(512); 3]);
         assert_eq!([attend(520, 8), attend(8, 513)], [None; 2]);
         let prefill = |query_dim, value_dim| {
-            PrefillTile::fitting(query_dim, value_dim).map(|tile| [tile.query_dim, tile.value_dim])
+            PrefillTile::fitting(query_dim, value_dim, true).map(|tile| [tile.query_dim, tile.value_dim])
         };
         for dims in PREFILL_HEAD_DIMS {
             assert_eq!(prefill(dims[0], dims[1]), Some(dims));
@@ -350,7 +360,7 @@ mod tests {
     #[test]
     fn boxes_fit_pages_and_tiles() {
         for [query_dim, value_dim] in PREFILL_HEAD_DIMS {
-            let tile = PrefillTile::new(query_dim, value_dim).unwrap();
+            let tile = PrefillTile::new(query_dim, value_dim, true).unwrap();
             for page in 1..=1024u32 {
                 let fits = |tokens: &u32| page.is_multiple_of(*tokens) && tile.tile_tokens.is_multiple_of(*tokens);
                 let largest =
@@ -361,7 +371,7 @@ mod tests {
             // A lane has a box.
             assert!(tile.tile_tokens / PREFILL_LEAST_BOX_TOKENS <= 32);
         }
-        assert!([80, 96, 192, 512, 0].into_iter().all(|head_dim| PrefillTile::new(head_dim, head_dim).is_none()));
+        assert!([80, 96, 192, 512, 0].into_iter().all(|head_dim| PrefillTile::new(head_dim, head_dim, true).is_none()));
     }
 
     #[test]

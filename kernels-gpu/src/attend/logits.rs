@@ -31,9 +31,7 @@ impl<V: Variant> Keys<'_, V> {
     /// The kernel's contract.
     #[inline(always)]
     pub unsafe fn to_logits<const COLUMNS: usize>(self, block_row: u32, scores: &mut [[f32; 4]; COLUMNS]) {
-        // Past the item's rows a mask's elements would be read in vain: verified tokens are half of a warpgroup's rows.
-        let has_rows = V::IS_LIGHT || block_row < self.item_rows;
-        if !has_rows || self.variant.factor().is_some() && !self.may_hide {
+        if self.variant.factor().is_some() && !self.may_hide {
             return;
         }
         // What follows from the row is worked out anew: only few steps hide keys, and a heavy variant's rows take more

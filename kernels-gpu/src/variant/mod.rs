@@ -83,6 +83,10 @@ pub trait Variant: Copy {
     /// while a tile's weights are worked out, and a warp takes twice as many rows of a tall item.
     const IS_LIGHT: bool = false;
 
+    /// Whether it is plain attention, of which prefill kernels may have more warpgroups; the host has to know too.
+    #[doc(hidden)]
+    const IS_PLAIN: bool = false;
+
     /// Whether the kernels take rows narrower than their head dim, which costs a comparison a copy.
     #[doc(hidden)]
     const PADS: bool = true;

@@ -21,6 +21,7 @@ impl<const PADS: bool> Variant for Standard<PADS> {
     type Parameters = StandardParameters;
     type Row = ();
     const IS_LIGHT: bool = true;
+    const IS_PLAIN: bool = true;
     const PADS: bool = PADS;
 
     #[inline(always)]

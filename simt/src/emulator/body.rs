@@ -157,7 +157,7 @@ pub fn unpack_f16(pair: u32) -> (f32, f32) {
 }
 
 #[inline]
-pub fn keep_order() {}
+pub fn keep_order(_value: u32) {}
 
 #[inline]
 pub fn anew(value: u32) -> u32 {

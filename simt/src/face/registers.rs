@@ -44,8 +44,9 @@ const fn is_limit(registers: u32) -> bool {
 }
 
 /// Keeps the machine's compiler from moving what comes before below what comes after, and the other way round: `ptxas`
-/// otherwise moves the wait for a product up to where the product was started, so that nothing overlaps with it.
+/// otherwise moves the wait for a product up to where the product was started, so that nothing overlaps with it. Any value
+/// does that the compiler does not know.
 #[inline(always)]
-pub fn keep_order() {
-    body::keep_order()
+pub fn keep_order(value: u32) {
+    body::keep_order(value)
 }

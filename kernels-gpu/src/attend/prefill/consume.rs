@@ -1,9 +1,9 @@
 //! A consumer: a warpgroup with 64 rows of each of the block's items.
 //!
 //! The scores of a tile are under way while the weights of the one before meet their values; both then wait for this
-//! warpgroup's softmax, during which the tensor cores are the other warpgroup's. So it goes from an item's last tile to
+//! warpgroup's softmax, during which the tensor cores are the other warpgroups'. So it goes from an item's last tile to
 //! the next one's first, but with heavy variants. Where an item has no rows for the warpgroup, its tiles only pass by, and
-//! the other one has the tensor cores to itself: with requests of few rows memory sets the pace then, not arithmetic.
+//! the others have the tensor cores to themselves: with requests of few rows memory sets the pace then, not arithmetic.
 //!
 //! A variant that changes keys has each consumer change half of a tile, while the weights of the tile before meet their
 //! values; both then wait for each other, and only then multiply.
@@ -25,7 +25,7 @@ use crate::attend::logits::Keys;
 use crate::attend::tall;
 use crate::attend::work::{Cursor, Work};
 use crate::attend::{Queue, operand, shrink};
-use crate::softmax::OnlineSoftmax;
+use crate::softmax::{OnlineSoftmax, Raised};
 use crate::tile::{Rows, RowsFrom, unroll};
 use crate::variant::{Piece, Variant};
 
@@ -40,7 +40,7 @@ const MOST_PIECES: usize = 16;
 /// The first of the named barriers in which a warpgroup waits for itself alone.
 const ALONE: u32 = 1;
 /// The one in which both wait for each other's half of changed keys; between lies [`super::DONE`].
-const KEYS: u32 = 4;
+const KEYS: u32 = 5;
 
 /// Walks the block's items.
 ///
@@ -60,7 +60,7 @@ pub(super) unsafe fn consume<
 >(
     p: &AttendParameters,
     variant: V,
-    room: Room<HEAD_DIM, VALUE_DIM>,
+    room: Room<V, HEAD_DIM, VALUE_DIM>,
 ) {
     // SAFETY: the caller's contract.
     unsafe {
@@ -73,7 +73,7 @@ pub(super) unsafe fn consume<
         grid::wait_for_previous_grid();
         loop {
             while at.has_work() && !has_rows(p, at, group) {
-                turn = pass::<HEAD_DIM, VALUE_DIM>(p, at, room, turn);
+                turn = pass::<V, HEAD_DIM, VALUE_DIM>(p, at, room, turn);
                 at.advance();
             }
             if !at.has_work() {
@@ -91,16 +91,17 @@ pub(super) unsafe fn consume<
             let mut item = Item::begin(p, variant, at, group, room);
             item.wait_for_queries::<E, HEAD_DIM, VALUE_DIM>(room);
             item.wait_for_keys::<E, HEAD_DIM, VALUE_DIM>(room, turn);
-            start_scores::<E, HEAD_DIM, VALUE_DIM, COLUMNS, STEPS>(room, turn, item.first_row(), &mut scores);
+            start_scores::<E, V, HEAD_DIM, VALUE_DIM, COLUMNS, STEPS>(room, turn, item.first_row(), &mut scores);
             wait_group::<0, COLUMNS>(&mut scores);
             release(room.keys_empty(turn));
             item.start_next_queries(tile_tokens, room);
-            item.weigh(&mut scores);
+            let raised = item.raise(&mut scores);
+            unroll::<2>(|half| item.weigh(half, raised, &mut scores));
             pack::<E, COLUMNS, DEPTH>(&scores, &mut weights);
             loop {
                 while item.token + tile_tokens < item.kv_end {
                     item.token += tile_tokens;
-                    let [upper, lower] = step::<E, V, HEAD_DIM, VALUE_DIM, COLUMNS, DEPTH, STEPS, TILES>(
+                    let raised = step::<E, V, HEAD_DIM, VALUE_DIM, COLUMNS, DEPTH, STEPS, TILES>(
                         room,
                         turn,
                         &mut item,
@@ -108,10 +109,13 @@ pub(super) unsafe fn consume<
                         &mut weights,
                         &mut outputs,
                     );
-                    if warp::vote_ballot(upper != 1.0 || lower != 1.0) != 0 {
+                    // The barrier keeps the branch one: as selections the products would need as many registers again.
+                    if raised.any {
                         warp::sync_warp();
+                        let [upper, lower] = raised.shrink;
                         unroll::<TILES>(|n| outputs[n] = shrink(outputs[n], upper, lower));
                     }
+                    item.weigh(1, raised, &mut scores);
                     pack::<E, COLUMNS, DEPTH>(&scores, &mut weights);
                     turn += 1;
                 }
@@ -125,7 +129,7 @@ pub(super) unsafe fn consume<
                 }
                 item = Item::begin(p, variant, at, group, room);
                 item.wait_for_queries::<E, HEAD_DIM, VALUE_DIM>(room);
-                step::<E, V, HEAD_DIM, VALUE_DIM, COLUMNS, DEPTH, STEPS, TILES>(
+                let raised = step::<E, V, HEAD_DIM, VALUE_DIM, COLUMNS, DEPTH, STEPS, TILES>(
                     room,
                     turn,
                     &mut item,
@@ -142,6 +146,7 @@ pub(super) unsafe fn consume<
                     &outputs,
                 );
                 unroll::<TILES>(|n| outputs[n] = [0.0; 4]);
+                item.weigh(1, raised, &mut scores);
                 pack::<E, COLUMNS, DEPTH>(&scores, &mut weights);
                 turn += 1;
             }
@@ -150,7 +155,7 @@ pub(super) unsafe fn consume<
                 start_queries::<V, HEAD_DIM, VALUE_DIM>(p, at, group, room);
             }
             room.values_full(turn).wait(room.parity(turn));
-            start_outputs::<E, HEAD_DIM, VALUE_DIM, DEPTH, TILES>(room, turn, &mut weights, &mut outputs);
+            start_outputs::<E, V, HEAD_DIM, VALUE_DIM, DEPTH, TILES>(room, turn, &mut weights, &mut outputs);
             wait_group::<0, TILES>(&mut outputs);
             release(room.values_empty(turn));
             turn += 1;
@@ -175,13 +180,13 @@ unsafe fn has_rows(p: &AttendParameters, at: Cursor, group: u32) -> bool {
 
 /// Lets the tiles of an item pass that has no rows for the warpgroup; returns the next turn.
 #[inline(always)]
-unsafe fn pass<const HEAD_DIM: u32, const VALUE_DIM: u32>(
+unsafe fn pass<V: Variant, const HEAD_DIM: u32, const VALUE_DIM: u32>(
     p: &AttendParameters,
     at: Cursor,
-    room: Room<HEAD_DIM, VALUE_DIM>,
+    room: Room<V, HEAD_DIM, VALUE_DIM>,
     mut turn: u32,
 ) -> u32 {
-    let tile_tokens = Room::<HEAD_DIM, VALUE_DIM>::TILE.tile_tokens;
+    let tile_tokens = Room::<V, HEAD_DIM, VALUE_DIM>::TILE.tile_tokens;
     // SAFETY: an item of the queue, by the kernel's contract; what has come is not read.
     unsafe {
         let work = Work::read(p, at);
@@ -200,8 +205,8 @@ unsafe fn pass<const HEAD_DIM: u32, const VALUE_DIM: u32>(
     }
 }
 
-/// The scores of a tile become weights, while the weights of the tile before meet their values; returns what the sums
-/// before shrink by. Where keys are changed, or registers are few, the values' product ends first.
+/// The scores of a tile become weights of the lane's first row and logits of its second, while the weights of the tile
+/// before meet their values. Where keys are changed, or registers are few, the values' product ends first.
 #[inline(always)]
 unsafe fn step<
     E: Element,
@@ -213,13 +218,13 @@ unsafe fn step<
     const STEPS: usize,
     const TILES: usize,
 >(
-    room: Room<HEAD_DIM, VALUE_DIM>,
+    room: Room<V, HEAD_DIM, VALUE_DIM>,
     turn: u32,
     item: &mut Item<'_, V>,
     scores: &mut [[f32; 4]; COLUMNS],
     weights: &mut [[u32; 4]; DEPTH],
     outputs: &mut [[f32; 4]; TILES],
-) -> [f32; 2] {
+) -> Raised {
     let next = turn + 1;
     // Those of the weights before.
     let needs_registers = HEAD_DIM == 256 && !V::IS_LIGHT;
@@ -227,31 +232,35 @@ unsafe fn step<
     unsafe {
         if V::TRANSFORMS || needs_registers {
             room.values_full(turn).wait(room.parity(turn));
-            start_outputs::<E, HEAD_DIM, VALUE_DIM, DEPTH, TILES>(room, turn, weights, outputs);
+            start_outputs::<E, V, HEAD_DIM, VALUE_DIM, DEPTH, TILES>(room, turn, weights, outputs);
             if needs_registers {
                 wait_group::<0, TILES>(outputs);
             }
             item.wait_for_keys::<E, HEAD_DIM, VALUE_DIM>(room, next);
-            start_scores::<E, HEAD_DIM, VALUE_DIM, COLUMNS, STEPS>(room, next, item.first_row(), scores);
+            start_scores::<E, V, HEAD_DIM, VALUE_DIM, COLUMNS, STEPS>(room, next, item.first_row(), scores);
             wait_group::<0, COLUMNS>(scores);
             wait_group::<0, TILES>(outputs);
             release(room.values_empty(turn));
             release(room.keys_empty(next));
-            return item.weigh(scores);
+            let raised = item.raise(scores);
+            item.weigh(0, raised, scores);
+            return raised;
         }
         room.keys_full(next).wait(room.parity(next));
-        start_scores::<E, HEAD_DIM, VALUE_DIM, COLUMNS, STEPS>(room, next, item.first_row(), scores);
+        start_scores::<E, V, HEAD_DIM, VALUE_DIM, COLUMNS, STEPS>(room, next, item.first_row(), scores);
         room.values_full(turn).wait(room.parity(turn));
-        start_outputs::<E, HEAD_DIM, VALUE_DIM, DEPTH, TILES>(room, turn, weights, outputs);
+        start_outputs::<E, V, HEAD_DIM, VALUE_DIM, DEPTH, TILES>(room, turn, weights, outputs);
         wait_group::<1, COLUMNS>(scores);
         release(room.keys_empty(next));
         item.start_next_queries(8 * COLUMNS as u32, room);
-        let shrinks = item.weigh(scores);
-        // The products of the values overlap with the weights only if they are waited for after them.
-        keep_order();
+        let raised = item.raise(scores);
+        item.weigh(0, raised, scores);
+        // By now the values' product is done or nearly so. Weights can only be packed behind it, as it reads those before;
+        // the other row's exponentials then run while the first's weights are packed.
+        keep_order(turn);
         wait_group::<0, TILES>(outputs);
         release(room.values_empty(turn));
-        shrinks
+        raised
     }
 }
 
@@ -284,7 +293,7 @@ impl<'a, V: Variant> Item<'a, V> {
         variant: V,
         at: Cursor,
         group: u32,
-        room: Room<HEAD_DIM, VALUE_DIM>,
+        room: Room<V, HEAD_DIM, VALUE_DIM>,
     ) -> Self {
         // SAFETY: an item of the queue, by the kernel's contract.
         unsafe {
@@ -330,7 +339,7 @@ impl<'a, V: Variant> Item<'a, V> {
     #[inline(always)]
     unsafe fn wait_for_queries<E: Element, const HEAD_DIM: u32, const VALUE_DIM: u32>(
         &self,
-        room: Room<HEAD_DIM, VALUE_DIM>,
+        room: Room<V, HEAD_DIM, VALUE_DIM>,
     ) {
         // SAFETY: the warpgroup comes here as a whole; its rows are its own.
         unsafe {
@@ -354,10 +363,10 @@ impl<'a, V: Variant> Item<'a, V> {
     #[inline(always)]
     unsafe fn wait_for_keys<E: Element, const HEAD_DIM: u32, const VALUE_DIM: u32>(
         &self,
-        room: Room<HEAD_DIM, VALUE_DIM>,
+        room: Room<V, HEAD_DIM, VALUE_DIM>,
         turn: u32,
     ) {
-        let tile_tokens = Room::<HEAD_DIM, VALUE_DIM>::TILE.tile_tokens;
+        let tile_tokens = Room::<V, HEAD_DIM, VALUE_DIM>::TILE.tile_tokens;
         // SAFETY: the warpgroup comes here as a whole, both where both have rows; nobody reads the keys before.
         unsafe {
             room.keys_full(turn).wait(room.parity(turn));
@@ -386,7 +395,7 @@ impl<'a, V: Variant> Item<'a, V> {
     unsafe fn start_next_queries<const HEAD_DIM: u32, const VALUE_DIM: u32>(
         &self,
         tile_tokens: u32,
-        room: Room<HEAD_DIM, VALUE_DIM>,
+        room: Room<V, HEAD_DIM, VALUE_DIM>,
     ) {
         if V::IS_LIGHT && self.token + tile_tokens >= self.kv_end {
             // SAFETY: the warpgroup comes here as a whole, and all of it has its scores.
@@ -401,9 +410,9 @@ impl<'a, V: Variant> Item<'a, V> {
         }
     }
 
-    /// Turns the tile's scores into weights; returns what the sums before them shrink by.
+    /// Turns the tile's scores into logits, but for the variant's factor, and takes them into the rows' maxima.
     #[inline(always)]
-    unsafe fn weigh<const COLUMNS: usize>(&mut self, scores: &mut [[f32; 4]; COLUMNS]) -> [f32; 2] {
+    unsafe fn raise<const COLUMNS: usize>(&mut self, scores: &mut [[f32; 4]; COLUMNS]) -> Raised {
         let Item { p, variant, at, lane, item_rows, token: key, kv_end, .. } = *self;
         let tile_end = key + 8 * COLUMNS as u32;
         let may_hide = tile_end as i32 > self.first_limit || variant.may_hide(self.end_rows, [key, tile_end]);
@@ -412,11 +421,28 @@ impl<'a, V: Variant> Item<'a, V> {
         unsafe {
             keys.to_logits(lane_row() - lane / 4, scores);
             if variant.is_softmax() {
-                return self.softmax.update_tile(scores, variant.factor().unwrap_or(1.0));
+                let keys_before = if V::IS_PLAIN { Some(key) } else { None };
+                return self.softmax.raise_tile(scores, self.factor(), keys_before);
             }
         }
-        unroll::<COLUMNS>(|n| scores[n] = scores[n].map(|logit| variant.weight(logit)));
-        [1.0; 2]
+        Raised::NONE
+    }
+
+    /// Turns the logits of one of the lane's two rows into weights.
+    #[inline(always)]
+    fn weigh<const COLUMNS: usize>(&mut self, half: usize, raised: Raised, scores: &mut [[f32; 4]; COLUMNS]) {
+        if self.variant.is_softmax() {
+            self.softmax.weigh_row(half, raised, scores, self.factor());
+        } else {
+            unroll::<COLUMNS>(|n| {
+                unroll::<2>(|i| scores[n][2 * half + i] = self.variant.weight(scores[n][2 * half + i]));
+            });
+        }
+    }
+
+    #[inline(always)]
+    fn factor(&self) -> f32 {
+        self.variant.factor().unwrap_or(1.0)
     }
 }
 
@@ -431,12 +457,13 @@ fn lane_row() -> u32 {
 #[inline(always)]
 unsafe fn start_scores<
     E: Element,
+    V: Variant,
     const HEAD_DIM: u32,
     const VALUE_DIM: u32,
     const COLUMNS: usize,
     const STEPS: usize,
 >(
-    room: Room<HEAD_DIM, VALUE_DIM>,
+    room: Room<V, HEAD_DIM, VALUE_DIM>,
     turn: u32,
     first_row: u32,
     scores: &mut [[f32; 4]; COLUMNS],
@@ -460,12 +487,13 @@ unsafe fn start_scores<
 #[inline(always)]
 unsafe fn start_outputs<
     E: Element,
+    V: Variant,
     const HEAD_DIM: u32,
     const VALUE_DIM: u32,
     const DEPTH: usize,
     const TILES: usize,
 >(
-    room: Room<HEAD_DIM, VALUE_DIM>,
+    room: Room<V, HEAD_DIM, VALUE_DIM>,
     turn: u32,
     weights: &mut [[u32; 4]; DEPTH],
     outputs: &mut [[f32; 4]; TILES],
@@ -511,7 +539,7 @@ unsafe fn start_queries<V: Variant, const HEAD_DIM: u32, const VALUE_DIM: u32>(
     p: &AttendParameters,
     at: Cursor,
     group: u32,
-    room: Room<HEAD_DIM, VALUE_DIM>,
+    room: Room<V, HEAD_DIM, VALUE_DIM>,
 ) {
     let chunks = HEAD_DIM / 8;
     // SAFETY: an item of the queue, by the kernel's contract; the warpgroup has read the rows that were there.

@@ -4,7 +4,7 @@
 //! partial states. Invariant: tile `t` of the block, counted over all its items, lies in stage `t % STAGES`; the producer
 //! fills a stage that both consumers have released, and they read one that it has filled.
 //!
-//! A block is three warpgroups. The first walks the items and lets the hardware copy their keys and values, box by
+//! A block is three warpgroups, or four where head dims are 64 and attention is plain. The first walks the items and lets the hardware copy their keys and values, box by
 //! box, a box within a page (`produce.rs`). The others take 64 rows of each item (`consume.rs`): their next scores
 //! are under way while the last weights meet their values, and one computes weights while the other multiplies; their
 //! rows leave as `write.rs` says.
@@ -28,17 +28,17 @@ use simt::{
 use super::Queue;
 use super::arrive::arrive;
 use crate::abi::parameters::AttendParameters;
-use crate::abi::tile::PREFILL_THREADS;
 use crate::{merge::Values, variant::Variant};
 use room::Room;
 
-/// Registers of a thread while all warpgroups are alike. Producers then keep 40 and consumers take 232, or 56 and 224
-/// where head dims are 256, whose producers have more panels, or where consumers have some to spare: 128 times the first
-/// and 256 times the second are at most 384 times this.
+/// Registers of a thread while all warpgroups are alike: 128 times the producers' and the consumers' are at most the
+/// block's threads times this.
 const REGISTERS: u32 = 168;
+/// The same where there are three consumers.
+const REGISTERS_OF_FOUR: u32 = 128;
 
 /// The named barrier at which all of the block are done with their items; consumers have others.
-const DONE: u32 = 3;
+const DONE: u32 = 4;
 
 /// The kernel. `HEAD_DIM` is that of queries and keys. `COLUMNS` is an eighth of a tile's keys, `DEPTH` half of that,
 /// `STEPS` is `HEAD_DIM / 16`, `VALUE_STEPS` is `VALUE_DIM / 16`, and `TILES` twice that: parameters only because array
@@ -67,8 +67,11 @@ pub unsafe fn prefill<
     maps: Global<TensorMap>,
 ) {
     let variant = V::bind(variant);
-    let room = const { Room::<HEAD_DIM, VALUE_DIM>::checked(COLUMNS, DEPTH, STEPS, VALUE_STEPS, TILES) };
+    let room = const { Room::<V, HEAD_DIM, VALUE_DIM>::checked(COLUMNS, DEPTH, STEPS, VALUE_STEPS, TILES) };
     let is_first = thread::thread_idx_x() == 0;
+    let threads = Room::<V, HEAD_DIM, VALUE_DIM>::TILE.threads();
+    let are_three = Room::<V, HEAD_DIM, VALUE_DIM>::TILE.warpgroups == 3;
+    // Those of head dim 256 have more panels; of 64 and a variant, consumers have some to spare.
     let producers_need_more = HEAD_DIM == 256 || HEAD_DIM == 64 && !V::IS_LIGHT;
     // SAFETY: the caller's contract covers every address formed below.
     unsafe {
@@ -78,29 +81,41 @@ pub unsafe fn prefill<
         }
         sync_threads();
         if thread::warp_idx() < 4 {
-            if producers_need_more {
+            if are_three {
+                lower_register_limit::<32>();
+            } else if producers_need_more {
                 lower_register_limit::<56>();
             } else {
                 lower_register_limit::<40>();
             }
-            if thread::warp_idx() < 2 * Room::<HEAD_DIM, VALUE_DIM>::PANEL_WARPS {
+            if thread::warp_idx() < 2 * Room::<V, HEAD_DIM, VALUE_DIM>::PANEL_WARPS {
                 produce::produce(&p, maps, room, thread::warp_idx());
             }
             // A consumer that came late might still wait for the registers that this takes back.
-            sync_named_barrier(DONE, PREFILL_THREADS);
-            raise_register_limit::<REGISTERS>();
+            sync_named_barrier(DONE, threads);
+            if are_three {
+                raise_register_limit::<REGISTERS_OF_FOUR>();
+            } else {
+                raise_register_limit::<REGISTERS>();
+            }
         } else {
-            if producers_need_more {
+            if are_three {
+                raise_register_limit::<160>();
+            } else if producers_need_more {
                 raise_register_limit::<224>();
             } else {
                 raise_register_limit::<232>();
             }
             consume::consume::<E, V, HEAD_DIM, VALUE_DIM, COLUMNS, DEPTH, STEPS, VALUE_STEPS, TILES>(&p, variant, room);
-            lower_register_limit::<REGISTERS>();
-            sync_named_barrier(DONE, PREFILL_THREADS);
+            if are_three {
+                lower_register_limit::<REGISTERS_OF_FOUR>();
+            } else {
+                lower_register_limit::<REGISTERS>();
+            }
+            sync_named_barrier(DONE, threads);
         }
         if room.split().load() != 0 {
-            arrive::<E, V, VALUE_DIM>(&p, Queue::read(&p).all, PREFILL_THREADS, room.free_bytes());
+            arrive::<E, V, VALUE_DIM>(&p, Queue::read(&p).all, threads, room.free_bytes());
         }
     }
 }

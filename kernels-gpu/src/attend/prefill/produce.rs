@@ -19,26 +19,30 @@ use crate::attend::Queue;
 use crate::attend::copies::page_of;
 use crate::attend::work::{Cursor, Work};
 use crate::tile::{PanelTile, Rows};
+use crate::variant::Variant;
 
-/// Walks the block's items. Warp `warp` of the warpgroup copies keys or values, and of those some of the panels.
+/// Walks the block's items. Warp `warp_idx` of the warpgroup copies keys or values, and of those some of the panels.
 ///
 /// # Safety
 /// [`super::prefill`]'s contract; one whole warp calls this.
 #[inline(always)]
-pub(super) unsafe fn produce<const HEAD_DIM: u32, const VALUE_DIM: u32>(
+pub(super) unsafe fn produce<V: Variant, const HEAD_DIM: u32, const VALUE_DIM: u32>(
     p: &AttendParameters,
     maps: Global<TensorMap>,
-    room: Room<HEAD_DIM, VALUE_DIM>,
-    warp: u32,
+    room: Room<V, HEAD_DIM, VALUE_DIM>,
+    warp_idx: u32,
 ) {
-    let tile_tokens = Room::<HEAD_DIM, VALUE_DIM>::TILE.tile_tokens;
+    // By way of a shuffle, so that ptxas knows it to be the same in a warp: boxes then take 10 instructions each, not 13.
+    // SAFETY: the warp's lanes are together.
+    let warp = unsafe { warp::shuffle_u32(warp_idx, 0) };
+    let tile_tokens = Room::<V, HEAD_DIM, VALUE_DIM>::TILE.tile_tokens;
     let (is_values, part) =
-        (warp / Room::<HEAD_DIM, VALUE_DIM>::PANEL_WARPS, warp % Room::<HEAD_DIM, VALUE_DIM>::PANEL_WARPS);
+        (warp / Room::<V, HEAD_DIM, VALUE_DIM>::PANEL_WARPS, warp % Room::<V, HEAD_DIM, VALUE_DIM>::PANEL_WARPS);
     let map = maps.add(is_values as u64);
     let lane = thread::lane_idx();
     let own_row = lane * p.box_tokens;
     let is_ragged = p.page_size.get() == RAGGED_PAGE_TOKENS;
-    let panel_warps = Room::<HEAD_DIM, VALUE_DIM>::PANEL_WARPS;
+    let panel_warps = Room::<V, HEAD_DIM, VALUE_DIM>::PANEL_WARPS;
     // Of three panels of keys the first warp has two.
     let panels = if is_values == 1 { VALUE_DIM / 64 } else { HEAD_DIM / 64 };
     let is_even = HEAD_DIM == VALUE_DIM && (HEAD_DIM / 64).is_multiple_of(panel_warps);
@@ -59,7 +63,7 @@ pub(super) unsafe fn produce<const HEAD_DIM: u32, const VALUE_DIM: u32>(
             walk.advance(tile_tokens);
             let next = walk.look_up(own_row, is_ragged);
             let rows = tile.rows.min(tile_tokens);
-            let is_fresh = turn < Room::<HEAD_DIM, VALUE_DIM>::TILE.stages;
+            let is_fresh = turn < Room::<V, HEAD_DIM, VALUE_DIM>::TILE.stages;
             let has_rest = rows < tile_tokens && (is_values == 1 || is_fresh);
             let [full, empty] = if is_values == 1 {
                 [room.values_full(turn), room.values_empty(turn)]

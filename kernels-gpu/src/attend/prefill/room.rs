@@ -1,15 +1,18 @@
 //! A block's shared memory, and the barriers by which its stages change hands.
+use core::marker::PhantomData;
+
 use simt::{mbarrier::Mbarrier, shared::Shared};
 
-use crate::abi::tile::{PREFILL_ROWS, PREFILL_WARPGROUPS, PrefillTile};
+use crate::abi::tile::PrefillTile;
 use crate::tile::PanelTile;
+use crate::variant::Variant;
 
 /// Where things lie: barriers, the item's query rows, then keys and values of each stage, then output rows on their way.
 #[derive(Clone, Copy)]
-pub(super) struct Room<const HEAD_DIM: u32, const VALUE_DIM: u32>;
+pub(super) struct Room<V, const HEAD_DIM: u32, const VALUE_DIM: u32>(PhantomData<V>);
 
-impl<const HEAD_DIM: u32, const VALUE_DIM: u32> Room<HEAD_DIM, VALUE_DIM> {
-    pub const TILE: PrefillTile = match PrefillTile::new(HEAD_DIM, VALUE_DIM) {
+impl<V: Variant, const HEAD_DIM: u32, const VALUE_DIM: u32> Room<V, HEAD_DIM, VALUE_DIM> {
+    pub const TILE: PrefillTile = match PrefillTile::new(HEAD_DIM, VALUE_DIM, V::IS_PLAIN) {
         Some(tile) => tile,
         None => panic!("no tile for these head dims"),
     };
@@ -20,7 +23,7 @@ impl<const HEAD_DIM: u32, const VALUE_DIM: u32> Room<HEAD_DIM, VALUE_DIM> {
     pub const fn checked(columns: usize, depth: usize, steps: usize, value_steps: usize, tiles: usize) -> Self {
         assert!(columns as u32 * 8 == Self::TILE.tile_tokens && depth * 2 == columns);
         assert!(steps as u32 * 16 == HEAD_DIM && value_steps as u32 * 16 == VALUE_DIM && tiles == 2 * value_steps);
-        Room
+        Room(PhantomData)
     }
 
     #[inline(always)]
@@ -83,8 +86,8 @@ impl<const HEAD_DIM: u32, const VALUE_DIM: u32> Room<HEAD_DIM, VALUE_DIM> {
                 self.keys_full(turn).initialise(Self::PANEL_WARPS);
                 self.values_full(turn).initialise(Self::PANEL_WARPS);
                 // One arrival of each consumer warp.
-                self.keys_empty(turn).initialise(4 * PREFILL_WARPGROUPS);
-                self.values_empty(turn).initialise(4 * PREFILL_WARPGROUPS);
+                self.keys_empty(turn).initialise(4 * Self::TILE.warpgroups);
+                self.values_empty(turn).initialise(4 * Self::TILE.warpgroups);
                 turn += 1;
             }
             let mut warp = 0;
@@ -104,7 +107,7 @@ impl<const HEAD_DIM: u32, const VALUE_DIM: u32> Room<HEAD_DIM, VALUE_DIM> {
     /// The query rows of an item.
     #[inline(always)]
     pub fn queries(self) -> PanelTile {
-        PanelTile::new(self.start(0), PREFILL_ROWS)
+        PanelTile::new(self.start(0), Self::TILE.rows())
     }
 
     #[inline(always)]

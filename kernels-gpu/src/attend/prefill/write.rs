@@ -31,7 +31,7 @@ pub(super) unsafe fn write<
     const TILES: usize,
 >(
     p: &AttendParameters,
-    room: Room<HEAD_DIM, VALUE_DIM>,
+    room: Room<V, HEAD_DIM, VALUE_DIM>,
     at: Cursor,
     row: u32,
     softmax: &OnlineSoftmax,
