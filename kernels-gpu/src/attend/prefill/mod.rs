@@ -2,12 +2,12 @@
 //!
 //! In: a plan whose items are all tall, queries, page ids, and tensor maps of the caches. Out: output rows and LSE, or
 //! partial states. Invariant: tile `t` of the block, counted over all its items, lies in stage `t % STAGES`; the producer
-//! fills a stage that both consumers have released, and they read one that it has filled.
+//! fills a stage that all consumers have released, and they read one that it has filled.
 //!
-//! A block is three warpgroups, or four where head dims are 64 and attention is plain. The first walks the items and lets the hardware copy their keys and values, box by
-//! box, a box within a page (`produce.rs`). The others take 64 rows of each item (`consume.rs`): their next scores
-//! are under way while the last weights meet their values, and one computes weights while the other multiplies; their
-//! rows leave as `write.rs` says.
+//! A block is three warpgroups, or four where head dims are 64 and attention is plain. The first walks the items and lets
+//! the hardware copy their keys and values, box by box, a box within a page (`produce.rs`). The others take 64 rows of
+//! each item (`consume.rs`): their next scores are under way while the last weights meet their values, and one computes
+//! weights while another multiplies; their rows leave as `write.rs` says.
 //! FlashAttention-3 (Shah et al., 2024).
 
 mod consume;
