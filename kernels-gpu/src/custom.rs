@@ -235,11 +235,6 @@ mod device {
         fn is_softmax(&self) -> bool {
             self.variant.is_softmax()
         }
-
-        #[inline(always)]
-        fn weight(&self, logit: f32) -> f32 {
-            self.variant.weight(logit)
-        }
     }
 
     /// The attend kernel of a variant: the one place that all of [`attend_kernels!`](crate::attend_kernels) calls.

@@ -11,10 +11,14 @@ use crate::tile::unroll;
 /// Running maximum and this lane's part of the running sum, for rows `lane / 4` and `lane / 4 + 8`.
 #[derive(Clone, Copy)]
 pub struct OnlineSoftmax {
-    /// The largest logit so far, or less by up to the slack; the same in the four lanes of a row.
+    /// The largest logit so far, or less by up to the slack; the same in the four lanes of a row. [`f32::MIN`], from which
+    /// -inf can be subtracted without a NaN, where all were -inf.
     pub maximum: [f32; 2],
     /// This lane's part of the sum of weights.
     pub sum: [f32; 2],
+    /// What accumulators are multiplied by beside the sum's inverse, once a row is finished: 1, unless it started above
+    /// its logits.
+    pub shrink: [f32; 2],
     /// How far above the maxima logits may be that do not raise them: see [`raise_tile`](Self::raise_tile).
     slack: f32,
 }
@@ -41,30 +45,23 @@ fn must_raise(above: f32, slack: f32, keys_before: Option<u32>) -> bool {
 /// What a tile's logits did to two rows.
 #[derive(Clone, Copy)]
 pub struct Raised {
-    /// What is subtracted from the logits.
-    origin: [f32; 2],
     /// The factor for what came before.
     pub shrink: [f32; 2],
     /// Whether a factor of the warp's rows may be other than one; the same in all lanes.
     pub any: bool,
 }
 
-impl Raised {
-    /// Nothing.
-    pub const NONE: Raised = Raised { origin: [0.0; 2], shrink: [1.0; 2], any: false };
-}
-
 impl OnlineSoftmax {
     /// No key seen yet.
     #[inline(always)]
     pub fn new() -> Self {
-        OnlineSoftmax { maximum: [f32::NEG_INFINITY; 2], sum: [0.0; 2], slack: 0.0 }
+        OnlineSoftmax { maximum: [f32::MIN; 2], sum: [0.0; 2], shrink: [1.0; 2], slack: 0.0 }
     }
 
     /// What a finished row's output is multiplied by: 0 for a row that has seen no key.
     #[inline(always)]
     pub fn inverse(&self, half: usize) -> f32 {
-        if self.sum[half] > 0.0 { math::reciprocal(self.sum[half]) } else { 0.0 }
+        if self.sum[half] > 0.0 { math::reciprocal(self.sum[half]) * self.shrink[half] } else { 0.0 }
     }
 
     /// A finished row's LSE, base 2.
@@ -74,8 +71,6 @@ impl OnlineSoftmax {
     }
 
     /// Takes four logits of row `half` (0 or 1) and returns their weights and the factor for what came before.
-    /// Rows that have seen only -inf keep weight 0: their maximum is replaced by 0 in the exponent, since -inf
-    /// minus -inf is NaN.
     ///
     /// # Safety
     /// All 32 lanes of the warp reach this call together.
@@ -85,8 +80,10 @@ impl OnlineSoftmax {
         let [a, b, c, d] = logits;
         let largest = math::maximum(math::maximum(a, b), math::maximum(c, d));
         // SAFETY: the caller's contract is this function's own.
-        let (origin, shrink) = unsafe { self.raise(half, largest, 1.0) };
-        let weights = [math::exp2(a - origin), math::exp2(b - origin), math::exp2(c - origin), math::exp2(d - origin)];
+        let shrink = unsafe { self.raise(half, largest, 1.0) };
+        let maximum = self.maximum[half];
+        let weights =
+            [math::exp2(a - maximum), math::exp2(b - maximum), math::exp2(c - maximum), math::exp2(d - maximum)];
         let [a, b, c, d] = weights;
         self.sum[half] = math::multiply_add(self.sum[half], shrink, (a + b) + (c + d));
         (weights, shrink)
@@ -101,17 +98,17 @@ impl OnlineSoftmax {
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     pub unsafe fn update_tile<const N: usize>(&mut self, logits: &mut [[f32; 4]; N], factor: f32) -> [f32; 2] {
-        let mut raised = Raised::NONE;
+        let mut shrink = [1.0; 2];
         unroll::<2>(|half| {
             let mut largest = f32::NEG_INFINITY;
             unroll::<N>(|n| {
                 largest = math::maximum(largest, math::maximum(logits[n][2 * half], logits[n][2 * half + 1]));
             });
             // SAFETY: the caller's contract is this function's own.
-            (raised.origin[half], raised.shrink[half]) = unsafe { self.raise(half, largest, factor) };
-            self.weigh_row(half, raised, logits, factor);
+            shrink[half] = unsafe { self.raise(half, largest, factor) };
+            self.weigh_row(half, shrink, logits, factor);
         });
-        raised.shrink
+        shrink
     }
 
     /// The first half of [`update_tile`](Self::update_tile), for tiles of which few raise a maximum of the warp's 16 rows:
@@ -147,7 +144,7 @@ impl OnlineSoftmax {
         });
         let largest = chains.map(|[even, odd]| even.max(odd));
         let of_integer = |half: usize| f32::from_bits(largest[half] as u32);
-        let mut raised = Raised { origin: self.maximum, shrink: [1.0; 2], any: false };
+        let mut raised = Raised { shrink: [1.0; 2], any: false };
         let slack = if keys_before.is_some() { self.slack } else { 0.0 };
         // Without branches, which would part the rows' chains.
         let may_raise = |half: usize| {
@@ -189,58 +186,76 @@ impl OnlineSoftmax {
                         self.maximum[half] = row[half] * factor;
                         raised.shrink[half] = math::exp2(before - self.maximum[half]);
                     }
-                    let maximum = self.maximum[half];
-                    raised.origin[half] = if maximum == f32::NEG_INFINITY { 0.0 } else { maximum };
                 });
             }
         }
         raised
     }
 
-    /// Makes weights of the logits of row `half`, and adds them up.
+    /// Makes weights of the logits of row `half`, and adds them up; `shrink` are the factors for what came before.
     #[inline(always)]
-    pub fn weigh_row<const N: usize>(&mut self, half: usize, raised: Raised, logits: &mut [[f32; 4]; N], factor: f32) {
+    pub fn weigh_row<const N: usize>(
+        &mut self,
+        half: usize,
+        shrink: [f32; 2],
+        logits: &mut [[f32; 4]; N],
+        factor: f32,
+    ) {
         let mut sum = 0.0;
         unroll::<N>(|n| {
             unroll::<2>(|i| {
-                let weight = math::exp2(math::multiply_add(logits[n][2 * half + i], factor, -raised.origin[half]));
+                let weight = math::exp2(math::multiply_add(logits[n][2 * half + i], factor, -self.maximum[half]));
                 logits[n][2 * half + i] = weight;
                 sum += weight;
             });
         });
-        self.sum[half] = math::multiply_add(self.sum[half], raised.shrink[half], sum);
+        self.sum[half] = math::multiply_add(self.sum[half], shrink[half], sum);
     }
 
-    /// Takes `factor` times the largest of a lane's numbers into a row's maximum; returns what to subtract from logits, and
-    /// the factor for what came before.
+    /// Takes `factor` times the largest of a lane's numbers into a row's maximum; returns the factor for what came before.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    unsafe fn raise(&mut self, half: usize, mut largest: f32, factor: f32) -> (f32, f32) {
+    unsafe fn raise(&mut self, half: usize, mut largest: f32, factor: f32) -> f32 {
         // SAFETY: the caller has the warp's lanes together.
         unsafe {
             largest = math::maximum(largest, warp::shuffle_xor_f32(largest, 1));
             largest = math::maximum(largest, warp::shuffle_xor_f32(largest, 2));
         }
-        let maximum = math::maximum(self.maximum[half], largest * factor);
-        let origin = if maximum == f32::NEG_INFINITY { 0.0 } else { maximum };
-        let shrink = math::exp2(self.maximum[half] - origin);
-        self.maximum[half] = maximum;
-        (origin, shrink)
+        let before = self.maximum[half];
+        self.maximum[half] = math::maximum(before, largest * factor);
+        math::exp2(before - self.maximum[half])
     }
 
-    /// Adds the four lanes' parts of each row's sum.
+    /// Adds the four lanes' parts of each row's sum, and what the two rows start with: a logit and a sum of weights
+    /// relative to it, both without values. They are first in meaning alone. A maximum that were such a logit from the
+    /// start would leave a row's largest weight no power of two, and where the row sees but one key, rounding that weight
+    /// to bf16 is off by up to 2^-8, nearly all that an output may be off.
+    ///
+    /// Where weights are not normalised, outputs are sums and the starts' logits are 0. Their sums say how much states
+    /// weigh that are folded: pieces of a row whose starts add up to 1 fold into the sum of all.
     ///
     /// # Safety
     /// All 32 lanes of the warp reach this call together.
     #[inline(always)]
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-    pub unsafe fn finish(&mut self) {
+    pub unsafe fn finish(&mut self, starts: [[f32; 2]; 2], is_normalised: bool) {
         unroll::<2>(|half| {
             // SAFETY: the caller's contract is this function's own.
             unsafe {
                 self.sum[half] += warp::shuffle_xor_f32(self.sum[half], 1);
                 self.sum[half] += warp::shuffle_xor_f32(self.sum[half], 2);
             }
+            let ([start, start_sum], before) = (starts[half], self.maximum[half]);
+            // Without branches, behind which the compiler would store to a place that it chooses, in memory then.
+            let is_above = start > before || !is_normalised;
+            let smaller = math::exp2(if is_above { before - start } else { start - before });
+            let weight = if is_above { 1.0 } else { smaller };
+            let shrink = if is_above { smaller } else { 1.0 };
+            let keys_sum = if is_normalised { self.sum[half] } else { 0.0 };
+            let share = if start == f32::NEG_INFINITY { 0.0 } else { start_sum * weight };
+            self.sum[half] = math::multiply_add(keys_sum, shrink, share);
+            self.maximum[half] = if is_above { start } else { before };
+            self.shrink[half] = shrink;
         });
     }
 }

@@ -102,6 +102,8 @@ pub fn variant_cases() -> Vec<Case> {
     scores(&mut cases);
     masks(&mut cases);
     sigmoids(&mut cases);
+    cases.extend(lone_keys(64));
+    cases.extend(lone_keys(128));
     together(&mut cases);
     cases
 }
@@ -202,6 +204,21 @@ fn sigmoids(cases: &mut Vec<Case>) {
         config.with_soft_cap(3.0).with_alibi().with_temperatures()
     };
     cases.push(base(3).changed("sigmoid with all the rest", all));
+}
+
+/// Rows that see one key or two, whose weight is not 1: what bf16 rounds of it is off in all of an output. Enough rows for
+/// weights just above a power of two, which round worst.
+pub fn lone_keys(head_dim: u32) -> [Case; 4] {
+    let rows = |name: &str, change: &dyn Fn(AttentionConfig) -> AttentionConfig| {
+        let case = Case::new("", (16, 2), head_dim, 5, &[33, 1, 16], &[40, 9, 70]);
+        case.changed(format!("{name}, head dim {head_dim}"), change)
+    };
+    [
+        rows("sinks beside a key a row", &|config| config.with_sinks().with_window(Some(0), None)),
+        rows("sinks beside two keys a row", &|config| config.with_sinks().with_window(Some(1), None)),
+        rows("the sigmoid of a key a row", &|config| config.with_sigmoid(-0.3).with_window(Some(0), None)),
+        rows("sinks beside the last keys", &|config| config.non_causal().with_sinks().with_window(Some(0), None)),
+    ]
 }
 
 fn together(cases: &mut Vec<Case>) {

@@ -1,7 +1,7 @@
 //! What a variant, the causal rule and the ends of ranges make of a warp's scores in a tall item.
 use simt::registers::anew;
 
-use super::tall::look_at;
+use super::look_at;
 use super::work::{Cursor, Work};
 use crate::abi::parameters::AttendParameters;
 use crate::variant::Variant;

@@ -27,11 +27,11 @@ mod short;
 mod tall;
 mod work;
 
-use simt::{global::Global, registers::anew, tensor::Element, thread};
+use simt::{global::Global, math, registers::anew, tensor::Element, thread};
 
-use crate::{abi::parameters::AttendParameters, merge::Values, variant::Variant};
+use crate::{abi::parameters::AttendParameters, merge::Values, softmax::OnlineSoftmax, tile::unroll, variant::Variant};
 use shape::Shape;
-use work::Cursor;
+use work::{Cursor, Work};
 
 /// The kernel. `QUERY_STEPS` is `HEAD_DIM / 16` and `OUTPUT_STEPS` the 16-column steps of a warp's share of a short
 /// item's output: they are parameters only because array lengths must be.
@@ -112,6 +112,42 @@ impl Queue {
         let mut at = Cursor { item, head, ..unsafe { Queue::read(p).tall() } };
         at.advance();
         at
+    }
+}
+
+/// A row of an item as the variant keeps it.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+unsafe fn look_at<V: Variant>(p: &AttendParameters, variant: &V, work: &Work, row: u32) -> V::Row {
+    // SAFETY: a row of the batch, by the kernel's contract.
+    unsafe { variant.row(|| work.at(p, row)) }
+}
+
+/// Ends the softmax of rows `row` and `row + 8` of an item. What they start with counts here, unless it does so elsewhere.
+///
+/// # Safety
+/// All 32 lanes of the warp reach this call together; rows are of the batch, by the kernel's contract.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+unsafe fn finish<V: Variant>(
+    p: &AttendParameters,
+    variant: V,
+    work: &Work,
+    row: u32,
+    counts_here: bool,
+    softmax: &mut OnlineSoftmax,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut starts = [[0.0, if counts_here { math::reciprocal(work.pieces as f32) } else { 0.0 }]; 2];
+        if variant.is_softmax() {
+            unroll::<2>(|half| {
+                let row = look_at(p, &variant, work, row + 8 * half as u32);
+                let [logit, sum] = variant.start(row, work.piece());
+                starts[half] = [if counts_here { logit } else { f32::NEG_INFINITY }, sum];
+            });
+        }
+        softmax.finish(starts, variant.is_softmax());
     }
 }
 

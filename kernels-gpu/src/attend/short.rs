@@ -19,8 +19,8 @@ use simt::{
 
 use super::loader::Loader;
 use super::shape::{BATCH, MOST_BATCHES, Room, Shape, next};
-use super::shrink;
 use super::work::{Cursor, Work};
+use super::{finish, look_at, shrink};
 use crate::{
     abi::{
         parameters::AttendParameters,
@@ -29,7 +29,7 @@ use crate::{
     merge::Values,
     softmax::OnlineSoftmax,
     tile::{Rows, unroll, zeros},
-    variant::{Piece, Variant},
+    variant::Variant,
 };
 
 /// Walks the short items from `at` on; returns whether one of them is counted. `QUERY_STEPS` and
@@ -73,22 +73,15 @@ pub(super) unsafe fn walk<
             let limits = work.limits(p, row);
             let first_limit = work.limit(p, 0);
             // The lane's two rows, and the first and last of the item.
-            let look_at = |work: &Work| {
-                let look_at = |row: u32| variant.row(|| work.at(p, row));
+            let look_at_all = |work: &Work| {
+                let look_at = |row: u32| look_at(p, &variant, work, row);
                 [[look_at(row), look_at(row + 8)], [look_at(0), look_at(work.rows - 1)]]
             };
-            let variant_rows = look_at(&work);
+            let variant_rows = look_at_all(&work);
             let mut queries: [[u32; 4]; QUERY_STEPS] = core::mem::zeroed();
             let mut outputs: [[f32; 4]; OUTPUT_STEPS] = core::mem::zeroed();
             let mut outputs_right: [[f32; 4]; OUTPUT_STEPS] = core::mem::zeroed();
             let mut softmax = OnlineSoftmax::new();
-            // What a row starts with counts once: in one warp, and there in one lane's part of the sum.
-            unroll::<2>(|half| {
-                let piece = Piece { index: work.piece, count: work.pieces, keys: [work.kv_begin, work.kv_end] };
-                let [maximum, sum] = variant.start(variant_rows[0][half], piece);
-                softmax.maximum[half] = if kv_warp == 0 || !variant.is_softmax() { maximum } else { f32::NEG_INFINITY };
-                softmax.sum[half] = if kv_warp == 0 && quad == 0 { sum } else { 0.0 };
-            });
             let mut token = work.kv_begin;
             loop {
                 if shape.stages == 3 {
@@ -169,7 +162,7 @@ pub(super) unsafe fn walk<
                     (limits, first_limit, variant_rows)
                 } else {
                     let work = Work::read_again(p, at);
-                    (work.limits(p, row), work.limit(p, 0), look_at(&work))
+                    (work.limits(p, row), work.limit(p, 0), look_at_all(&work))
                 };
                 let key = token + kv_warp * 16 + 2 * quad;
                 unroll::<2>(|n| {
@@ -193,11 +186,8 @@ pub(super) unsafe fn walk<
                 // Weights, and what they do to the accumulators.
                 let [left, right] = scores;
                 let (upper, lower) = ([left[0], left[1], right[0], right[1]], [left[2], left[3], right[2], right[3]]);
-                let ((upper, shrink_upper), (lower, shrink_lower)) = if variant.is_softmax() {
-                    (softmax.update(0, upper), softmax.update(1, lower))
-                } else {
-                    ((upper.map(|logit| variant.weight(logit)), 1.0), (lower.map(|logit| variant.weight(logit)), 1.0))
-                };
+                let ((upper, shrink_upper), (lower, shrink_lower)) =
+                    (softmax.update(0, upper), softmax.update(1, lower));
                 let weights = [
                     E::pack(upper[0], upper[1]),
                     E::pack(lower[0], lower[1]),
@@ -222,11 +212,12 @@ pub(super) unsafe fn walk<
                 stage = next(stage, shape.stages);
                 token += shape.tile_tokens();
                 if token >= work.kv_end {
-                    softmax.finish();
+                    let work = Work::read_again(p, at);
+                    // What rows start with counts once: in one warp.
+                    finish(p, variant, &work, row, kv_warp == 0, &mut softmax);
                     sync_threads();
                     let fold =
                         Fold::<HEAD_DIM, HOPPER> { outputs: room.stage(consumed).cast(), states: room.warp_states() };
-                    let work = Work::read_again(p, at);
                     unroll::<2>(|half| {
                         let row = row + 8 * half as u32;
                         if row < work.rows {
@@ -236,9 +227,14 @@ pub(super) unsafe fn walk<
                             unroll::<OUTPUT_STEPS>(|n| {
                                 let column =
                                     16 * (warp % shape.output_warps * OUTPUT_STEPS as u32 + n as u32) + 2 * quad;
-                                fold.pair(kv_warp, row, column).store([outputs[n][2 * half], outputs[n][2 * half + 1]]);
-                                fold.pair(kv_warp, row, column + 8)
-                                    .store([outputs_right[n][2 * half], outputs_right[n][2 * half + 1]]);
+                                let pair = |outputs: [f32; 4]| {
+                                    [
+                                        outputs[2 * half] * softmax.shrink[half],
+                                        outputs[2 * half + 1] * softmax.shrink[half],
+                                    ]
+                                };
+                                fold.pair(kv_warp, row, column).store(pair(outputs[n]));
+                                fold.pair(kv_warp, row, column + 8).store(pair(outputs_right[n]));
                             });
                         }
                     });
@@ -291,7 +287,7 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Fold<HEAD_DIM, HOPPER> {
             let (row, column) = (index / pieces, COLUMNS * (index % pieces));
             let mut sum = 0.0;
             let mut output = [0.0; 4];
-            let mut maximum = f32::NEG_INFINITY;
+            let mut maximum = f32::MIN;
             // SAFETY: written before the last barrier; output addresses by the kernel's contract.
             unsafe {
                 unroll::<4>(|w| {
@@ -299,11 +295,10 @@ impl<const HEAD_DIM: u32, const HOPPER: bool> Fold<HEAD_DIM, HOPPER> {
                         maximum = math::maximum(maximum, self.state(w as u32, row).load()[0]);
                     }
                 });
-                let origin = if maximum == f32::NEG_INFINITY { 0.0 } else { maximum };
                 unroll::<4>(|w| {
                     if (w as u32) < Self::TILE.kv_warps {
                         let [warp_maximum, warp_sum] = self.state(w as u32, row).load();
-                        let weight = math::exp2(warp_maximum - origin);
+                        let weight = math::exp2(warp_maximum - maximum);
                         let [a, b, c, d] = self.pair(w as u32, row, column).cast::<[f32; 4]>().load();
                         sum = math::multiply_add(weight, warp_sum, sum);
                         output[0] = math::multiply_add(weight, a, output[0]);

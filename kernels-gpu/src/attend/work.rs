@@ -6,7 +6,7 @@ use simt::{global::Global, registers::anew};
 use crate::abi::divisor::Divisor;
 use crate::abi::parameters::{AttendParameters, RowsView};
 use crate::abi::plan::{NOT_COUNTED, SHARED, WorkItem};
-use crate::variant::{QueryAt, RowAt};
+use crate::variant::{Piece, QueryAt, RowAt};
 
 /// A place in the queue: an item and one of this block's heads.
 #[derive(Clone, Copy)]
@@ -101,6 +101,12 @@ impl Work {
         let word = |index: u64| unsafe { words.add(index).load_constant() };
         let (request, row_begin, query_position) = (word(0), word(2), word(6) as i32);
         Work { request, row_begin, rows, kv_head: at.head, kv_end, query_position, ..Self::none() }
+    }
+
+    /// The part of its rows' keys that it has.
+    #[inline(always)]
+    pub fn piece(&self) -> Piece {
+        Piece { index: self.piece, count: self.pieces, keys: [self.kv_begin, self.kv_end] }
     }
 
     /// Only how many rows it has.

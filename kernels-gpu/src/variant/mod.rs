@@ -202,7 +202,8 @@ pub trait Variant: Copy {
         }
     }
 
-    /// Maximum and sum that the row's softmax starts with in a piece of its keys; `(-inf, 0)` for nothing.
+    /// A logit without a value that the row's softmax starts with in a piece of its keys, and the sum of weights relative to
+    /// it: `[sink, 1]` for a sink, `[-inf, 0]` for nothing.
     ///
     /// # Safety
     /// As [`row`](Self::row).
@@ -211,17 +212,11 @@ pub trait Variant: Copy {
         [f32::NEG_INFINITY, 0.0]
     }
 
-    /// Whether weights are `2^logit`, normalised; else they are [`weight`](Self::weight), not normalised, and
-    /// [`start`](Self::start) gives maximum 0 and sums that add up to 1 over the pieces. The same for all lanes.
+    /// Whether weights, which are `2^logit`, are normalised; else outputs are sums and [`start`](Self::start) is not asked.
+    /// The same for all lanes.
     #[inline(always)]
     fn is_softmax(&self) -> bool {
         true
-    }
-
-    /// The weight of a logit where there is no softmax; 0 for -inf.
-    #[inline(always)]
-    fn weight(&self, logit: f32) -> f32 {
-        logit
     }
 }
 

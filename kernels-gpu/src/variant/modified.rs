@@ -2,8 +2,9 @@
 //!
 //! In: [`ModifiedParameters`], whose addresses are 0 where a change is off. With query position `p` and key `k`, the
 //! logit is `softcap(score * scale / temperature) + slope * (k - p)`, in base 2, and `-inf` for keys that window or mask
-//! hide. A row's softmax starts with the head's sink. Without a softmax a weight is `sigmoid(logit + bias)`. Switches
-//! are the same for all lanes of a launch, so a change that is off costs a branch.
+//! hide. A row's softmax starts with the head's sink. With a sigmoid, weights are `sigmoid(logit + bias)`, not normalised;
+//! their logarithm is what the kernel takes for a logit then. Switches are the same for all lanes of a launch, so a change
+//! that is off costs a branch.
 //!
 //! Soft cap: Gemma 2 (2024). ALiBi: Press et al., "Train short, test long" (2021). Sinks: one logit a head that holds no
 //! value, as in gpt-oss. Sigmoid: Ramapuram et al., "Theory, analysis, and best practices for sigmoid self-attention"
@@ -133,6 +134,13 @@ mod device {
             Window { left: self.0.window_left, right: self.0.window_right }
         }
 
+        /// The logarithm of a logit's weight where that is a sigmoid, both in base 2; exact far from 0 too.
+        #[inline(always)]
+        fn log2_of_sigmoid(&self, logit: f32) -> f32 {
+            let x = logit + self.0.sigmoid_bias_log2;
+            x.min(0.0) - math::log2(1.0 + math::exp2(-x.abs()))
+        }
+
         /// Whether the mask, which there is, hides a key from a row.
         #[inline(always)]
         #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
@@ -227,7 +235,7 @@ mod device {
             if p.alibi_slopes != 0 {
                 logit = math::multiply_add(row.slope_log2, (key as i32 - row.position) as f32, logit);
             }
-            logit
+            if p.sigmoid != 0 { self.log2_of_sigmoid(logit) } else { logit }
         }
 
         #[inline(always)]
@@ -262,6 +270,9 @@ mod device {
                         columns.change(scores, |logit, key, half| {
                             math::multiply_add(rows[half].slope_log2, ahead[half] + key as f32, logit)
                         });
+                    }
+                    if p.sigmoid != 0 {
+                        columns.change(scores, |logit, _, _| self.log2_of_sigmoid(logit));
                     }
                 });
             }
@@ -302,10 +313,6 @@ mod device {
         #[inline(always)]
         #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
         unsafe fn start(&self, row: Row, piece: Piece) -> [f32; 2] {
-            if self.0.sigmoid != 0 {
-                // Pieces with equal sums that add up to 1 are folded by adding their outputs.
-                return [0.0, math::reciprocal(piece.count as f32)];
-            }
             if self.0.sinks == 0 || !piece.is_own(row.position) {
                 return [f32::NEG_INFINITY, 0.0];
             }
@@ -317,11 +324,6 @@ mod device {
         #[inline(always)]
         fn is_softmax(&self) -> bool {
             self.0.sigmoid == 0
-        }
-
-        #[inline(always)]
-        fn weight(&self, logit: f32) -> f32 {
-            math::reciprocal(1.0 + math::exp2(-logit - self.0.sigmoid_bias_log2))
         }
     }
 }

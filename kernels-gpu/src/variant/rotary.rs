@@ -422,10 +422,5 @@ mod device {
         fn is_softmax(&self) -> bool {
             self.modified.is_softmax()
         }
-
-        #[inline(always)]
-        fn weight(&self, logit: f32) -> f32 {
-            self.modified.weight(logit)
-        }
     }
 }

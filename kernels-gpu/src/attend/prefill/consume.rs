@@ -22,12 +22,11 @@ use super::room::Room;
 use super::write::write;
 use crate::abi::parameters::AttendParameters;
 use crate::attend::logits::Keys;
-use crate::attend::tall;
 use crate::attend::work::{Cursor, Work};
-use crate::attend::{Queue, operand, shrink};
+use crate::attend::{Queue, finish, look_at, operand, shrink};
 use crate::softmax::{OnlineSoftmax, Raised};
 use crate::tile::{Rows, RowsFrom, unroll};
-use crate::variant::{Piece, Variant};
+use crate::variant::Variant;
 
 /// Rows of a warpgroup: the height of a `wgmma`.
 const ROWS: u32 = 64;
@@ -119,7 +118,7 @@ pub(super) unsafe fn consume<
                     pack::<E, COLUMNS, DEPTH>(&scores, &mut weights);
                     turn += 1;
                 }
-                item.softmax.finish();
+                finish(p, variant, &Work::read_again(p, item.at), lane_row(), true, &mut item.softmax);
                 let softmax = item.softmax;
                 at = item.at;
                 at.advance();
@@ -297,7 +296,6 @@ impl<'a, V: Variant> Item<'a, V> {
     ) -> Self {
         // SAFETY: an item of the queue, by the kernel's contract.
         unsafe {
-            let lane_row = lane_row();
             let thread = anew(thread::thread_idx_x());
             let first_row = ROWS * group;
             let work = Work::read(p, at);
@@ -305,14 +303,6 @@ impl<'a, V: Variant> Item<'a, V> {
                 room.split().store(1);
             }
             let last_row = (first_row + ROWS).min(work.rows) - 1;
-            let mut softmax = OnlineSoftmax::new();
-            unroll::<2>(|half| {
-                let row = tall::look_at(p, &variant, &work, lane_row + 8 * half as u32);
-                let piece = Piece { index: work.piece, count: work.pieces, keys: [work.kv_begin, work.kv_end] };
-                let [maximum, sum] = variant.start(row, piece);
-                softmax.maximum[half] = maximum;
-                softmax.sum[half] = if thread.is_multiple_of(4) { sum } else { 0.0 };
-            });
             Item {
                 p,
                 variant,
@@ -322,9 +312,9 @@ impl<'a, V: Variant> Item<'a, V> {
                 token: work.kv_begin,
                 kv_end: work.kv_end,
                 first_limit: work.limit(p, first_row),
-                end_rows: [tall::look_at(p, &variant, &work, first_row), tall::look_at(p, &variant, &work, last_row)],
+                end_rows: [look_at(p, &variant, &work, first_row), look_at(p, &variant, &work, last_row)],
                 group,
-                softmax,
+                softmax: OnlineSoftmax::new(),
             }
         }
     }
@@ -420,24 +410,15 @@ impl<'a, V: Variant> Item<'a, V> {
         // SAFETY: the kernel's contract.
         unsafe {
             keys.to_logits(lane_row() - lane / 4, scores);
-            if variant.is_softmax() {
-                let keys_before = if V::IS_PLAIN { Some(key) } else { None };
-                return self.softmax.raise_tile(scores, self.factor(), keys_before);
-            }
+            let keys_before = if V::IS_PLAIN { Some(key) } else { None };
+            self.softmax.raise_tile(scores, self.factor(), keys_before)
         }
-        Raised::NONE
     }
 
     /// Turns the logits of one of the lane's two rows into weights.
     #[inline(always)]
     fn weigh<const COLUMNS: usize>(&mut self, half: usize, raised: Raised, scores: &mut [[f32; 4]; COLUMNS]) {
-        if self.variant.is_softmax() {
-            self.softmax.weigh_row(half, raised, scores, self.factor());
-        } else {
-            unroll::<COLUMNS>(|n| {
-                unroll::<2>(|i| scores[n][2 * half + i] = self.variant.weight(scores[n][2 * half + i]));
-            });
-        }
+        self.softmax.weigh_row(half, raised.shrink, scores, self.factor());
     }
 
     #[inline(always)]

@@ -25,13 +25,13 @@ use super::copies::copy_queries;
 use super::logits::Keys;
 use super::shape::{Room, Shape};
 use super::work::{Cursor, Work};
-use super::{Queue, shrink};
+use super::{Queue, finish, look_at, shrink};
 use crate::{
     abi::{parameters::AttendParameters, tile::ATTEND_TILE_ROWS},
     merge::Values,
     softmax::OnlineSoftmax,
     tile::unroll,
-    variant::{Piece, Variant},
+    variant::Variant,
 };
 
 /// 16 columns of a block's output: `mma`'s C twice.
@@ -112,15 +112,6 @@ unsafe fn item<
         let visible_end = if first_row < work.rows { work.limit(p, last_row).max(0) as u32 } else { 0 };
         let end_rows = [look_at(p, &variant, &work, first_row), look_at(p, &variant, &work, last_row)];
         let mut softmax = [OnlineSoftmax::new(); BLOCKS];
-        unroll::<BLOCKS>(|block| {
-            unroll::<2>(|half| {
-                let row = look_at(p, &variant, &work, block_row(block) + row + 8 * half as u32);
-                let piece = Piece { index: work.piece, count: work.pieces, keys: [work.kv_begin, work.kv_end] };
-                let [maximum, sum] = variant.start(row, piece);
-                softmax[block].maximum[half] = maximum;
-                softmax[block].sum[half] = if quad == 0 { sum } else { 0.0 };
-            });
-        });
         let mut outputs: [[Columns; STEPS]; BLOCKS] = core::mem::zeroed();
         let (mut token, kv_end, item_rows) = (work.kv_begin, work.kv_end, work.rows);
         loop {
@@ -176,8 +167,8 @@ unsafe fn item<
         start_queries::<V, HEAD_DIM, HOPPER>(p, Queue::after_tall(p, at.item, at.head));
         if first_row < work.rows {
             unroll::<BLOCKS>(|block| {
-                softmax[block].finish();
                 let row = anew(block_row(block) + row);
+                finish(p, variant, &work, row, true, &mut softmax[block]);
                 write::<E, V, HEAD_DIM, STEPS>(p, &work, row, quad, &softmax[block], &outputs[block]);
             });
         }
@@ -215,14 +206,6 @@ unsafe fn transform<E: Element, V: Variant, const HEAD_DIM: u32, const HOPPER: b
     }
 }
 
-/// A row of the item as the variant keeps it.
-#[inline(always)]
-#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
-pub(super) unsafe fn look_at<V: Variant>(p: &AttendParameters, variant: &V, work: &Work, row: u32) -> V::Row {
-    // SAFETY: a row of the batch, by the kernel's contract.
-    unsafe { variant.row(|| work.at(p, row)) }
-}
-
 /// A few keys of a tile against a warp's rows.
 struct Step<'a, V: Variant, const HEAD_DIM: u32, const HOPPER: bool> {
     keys: Keys<'a, V>,
@@ -247,16 +230,12 @@ impl<V: Variant, const HEAD_DIM: u32, const HOPPER: bool> Step<'_, V, HEAD_DIM, 
     ) {
         // SAFETY: the warp's lanes are together.
         unsafe {
-            if self.keys.variant.is_softmax() {
-                let [upper, lower] = softmax.update_tile(scores, self.keys.variant.factor().unwrap_or(1.0));
-                // A row's maximum seldom grows after its first keys. The barrier keeps the branch one: as selections
-                // the products would need as many registers again.
-                if lanes::vote_ballot(upper != 1.0 || lower != 1.0) != 0 {
-                    lanes::sync_warp();
-                    unroll::<STEPS>(|n| unroll::<2>(|i| outputs[n][i] = shrink(outputs[n][i], upper, lower)));
-                }
-            } else {
-                unroll::<COLUMNS>(|n| scores[n] = scores[n].map(|logit| self.keys.variant.weight(logit)));
+            let [upper, lower] = softmax.update_tile(scores, self.keys.variant.factor().unwrap_or(1.0));
+            // A row's maximum seldom grows after its first keys. The barrier keeps the branch one: as selections the
+            // products would need as many registers again.
+            if lanes::vote_ballot(upper != 1.0 || lower != 1.0) != 0 {
+                lanes::sync_warp();
+                unroll::<STEPS>(|n| unroll::<2>(|i| outputs[n][i] = shrink(outputs[n][i], upper, lower)));
             }
         }
     }
