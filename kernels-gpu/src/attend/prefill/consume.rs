@@ -2,8 +2,9 @@
 //!
 //! The scores of a tile are under way while the weights of the one before meet their values; both then wait for this
 //! warpgroup's softmax, during which the tensor cores are the other warpgroups'. So it goes from an item's last tile to
-//! the next one's first, but with heavy variants. Where an item has no rows for the warpgroup, its tiles only pass by, and
-//! the others have the tensor cores to themselves: with requests of few rows memory sets the pace then, not arithmetic.
+//! the next one's first, but with heavy variants and such as change rows. Where an item has no rows for the warpgroup,
+//! its tiles only pass by, and the others have the tensor cores to themselves: with requests of few rows memory sets the
+//! pace then, not arithmetic.
 //!
 //! A variant that changes keys has each consumer change half of a tile, while the weights of the tile before meet their
 //! values; both then wait for each other, and only then multiply.
@@ -123,7 +124,7 @@ pub(super) unsafe fn consume<
                 at = item.at;
                 at.advance();
                 are_queries_coming = at.has_work() && has_rows(p, at, group);
-                if !V::IS_LIGHT || !are_queries_coming {
+                if !goes_on::<V>() || !are_queries_coming {
                     break;
                 }
                 item = Item::begin(p, variant, at, group, room);
@@ -149,7 +150,7 @@ pub(super) unsafe fn consume<
                 pack::<E, COLUMNS, DEPTH>(&scores, &mut weights);
                 turn += 1;
             }
-            if !V::IS_LIGHT && are_queries_coming {
+            if !goes_on::<V>() && are_queries_coming {
                 sync_named_barrier(ALONE + group, THREADS);
                 start_queries::<V, HEAD_DIM, VALUE_DIM>(p, at, group, room);
             }
@@ -168,6 +169,12 @@ pub(super) unsafe fn consume<
             );
         }
     }
+}
+
+/// Whether a consumer's queries come early enough to go from an item's last tile to the next one's first. Heavy variants
+/// have no registers for it, and those that change rows would change the next item's beside the last one's values.
+const fn goes_on<V: Variant>() -> bool {
+    V::IS_LIGHT && !V::TRANSFORMS
 }
 
 /// Whether the item has rows for consumer `group`.
@@ -387,7 +394,7 @@ impl<'a, V: Variant> Item<'a, V> {
         tile_tokens: u32,
         room: Room<V, HEAD_DIM, VALUE_DIM>,
     ) {
-        if V::IS_LIGHT && self.token + tile_tokens >= self.kv_end {
+        if goes_on::<V>() && self.token + tile_tokens >= self.kv_end {
             // SAFETY: the warpgroup comes here as a whole, and all of it has its scores.
             unsafe {
                 sync_named_barrier(ALONE + self.group, THREADS);

@@ -23,6 +23,7 @@ impl<V: Variant, const HEAD_DIM: u32, const VALUE_DIM: u32> Room<V, HEAD_DIM, VA
     pub const fn checked(columns: usize, depth: usize, steps: usize, value_steps: usize, tiles: usize) -> Self {
         assert!(columns as u32 * 8 == Self::TILE.tile_tokens && depth * 2 == columns);
         assert!(steps as u32 * 16 == HEAD_DIM && value_steps as u32 * 16 == VALUE_DIM && tiles == 2 * value_steps);
+        assert!(!V::TRANSFORMS || Self::TILE.warpgroups == 2, "each of two consumers changes half of a tile's keys");
         Room(PhantomData)
     }
 
