@@ -208,7 +208,7 @@ fn sigmoids(cases: &mut Vec<Case>) {
 
 /// Rows that see one key or two, whose weight is not 1: what bf16 rounds of it is off in all of an output. Enough rows for
 /// weights just above a power of two, which round worst.
-pub fn lone_keys(head_dim: u32) -> [Case; 4] {
+fn lone_keys(head_dim: u32) -> [Case; 4] {
     let rows = |name: &str, change: &dyn Fn(AttentionConfig) -> AttentionConfig| {
         let case = Case::new("", (16, 2), head_dim, 5, &[33, 1, 16], &[40, 9, 70]);
         case.changed(format!("{name}, head dim {head_dim}"), change)
